@@ -13,8 +13,8 @@ from lachesis.base import paths
 from lachesis.base.secrets import find_secret_values
 from lachesis.supervision.reaper import LOG_DRAIN_TIMEOUT_S, LogCopier
 
+# Maximum size of a log and its predecessor; months of normal use stay below it.
 MAX_OUTPUT_LOG_BYTES = 100_000_000
-"""Maximum size of a log and its predecessor; months of normal use stay below it."""
 
 
 def capture_output(name: str, max_bytes: int = MAX_OUTPUT_LOG_BYTES) -> None:

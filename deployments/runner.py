@@ -151,7 +151,9 @@ async def main() -> int:
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
     await asyncio.gather(*runner_tasks, return_exceptions=True)
-    return 1 if ended_tasks else 0
+    if ended_tasks:
+        return 1
+    return 0
 
 
 async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:

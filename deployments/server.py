@@ -25,14 +25,13 @@ import uvicorn
 from deployments.log_capture import capture_output
 from lachesis.base.http_guard import HttpGuard
 
+# Maximum size of a request: an artifact, or a batch of log lines.
 MAX_REQUEST_BYTES = 50_000_000
-"""Maximum size of a request: an artifact, or a batch of log lines."""
 COLLECT_INTERVAL_S = 1.0
+# Every so many collections old objects are examined as well.
 FULL_COLLECTION_EVERY = 30
-"""Every so many collections old objects are examined as well."""
+# After this many collections all modules are loaded, and their half a million objects are frozen.
 FREEZE_AFTER = 15
-"""After this many collections all modules are loaded, and their half a million objects are frozen.
-"""
 
 
 def _collect_garbage() -> None:

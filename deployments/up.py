@@ -45,14 +45,13 @@ from lachesis.runs.leftovers import build_mark, find_processes, terminate_proces
 from lachesis.supervision.process import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+# Time limit for the start of the server and of the runner, for one that hangs.
 START_TIMEOUT_S = 180.0
-"""Time limit for the start of the server and of the runner, for one that hangs."""
+# Time limit for the end of all runs, which end concurrently; the trainer's checkpoint takes
+# longest.
 RUNS_END_TIMEOUT_S = 240.0
-"""Time limit for the end of all runs, which end concurrently; the trainer's checkpoint takes
-longest.
-"""
+# Time limit for a flow's process, which otherwise keeps calling a server that is gone.
 FLOW_END_TIMEOUT_S = 10.0
-"""Time limit for a flow's process, which otherwise keeps calling a server that is gone."""
 PREFERRED_PORT = 4200
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -68,10 +67,10 @@ PREFECT_SETTINGS = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "lachesis",
     "PREFECT_CLI_PROMPT": "false",
 }
+# Pauses before the server or the runner is restarted; after the last one the launcher gives up.
 RESTART_PAUSES_S = (1.0, 5.0, 15.0)
-"""Pauses before the server or the runner is restarted; after the last one the launcher gives up."""
+# A process that has run this long has all its restarts again.
 RESTART_RESET_S = 600.0
-"""A process that has run this long has all its restarts again."""
 
 
 @dataclass
@@ -136,9 +135,10 @@ class Launcher:
         """
         if self.stop_event.is_set() and child.name == "runner":
             return
-        child.num_deaths = (
-            0 if time.monotonic() - child.started_at > RESTART_RESET_S else child.num_deaths
-        )
+        if time.monotonic() - child.started_at > RESTART_RESET_S:
+            child.num_deaths = 0
+        else:
+            child.num_deaths = child.num_deaths
         if child.num_deaths >= len(RESTART_PAUSES_S):
             raise ProcessExitedError(self._describe_death(child))
         pause = RESTART_PAUSES_S[child.num_deaths]

@@ -9,16 +9,12 @@ from typing import Any
 
 from prefect import runtime
 
-from flows.stop_requests import (
-    RUNNER_GONE,
-)
+from flows.stop_requests import RUNNER_GONE
 from lachesis.base.errors import LachesisError
 from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
-from lachesis.orchestration.resuming import (
-    make_next_attempt_changes,
-)
+from lachesis.orchestration.resuming import make_next_attempt_changes
 from lachesis.orchestration.submit import STOPPED_BY_USER
 from lachesis.orchestration.suspension import describe_suspension, is_suspended
 from lachesis.runs import leftovers
@@ -104,11 +100,10 @@ def record_end(
         reason = redact(reason)
     record = store.load(run_id)
     if status == "stopped":
-        stop_reason = (
-            describe_suspension(run_id)
-            if is_suspended(record)
-            else record.stop_reason or STOPPED_FROM_OUTSIDE
-        )
+        if is_suspended(record):
+            stop_reason = describe_suspension(run_id)
+        else:
+            stop_reason = record.stop_reason or STOPPED_FROM_OUTSIDE
         reason = (
             "; ".join(
                 filter(
@@ -149,9 +144,9 @@ def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:
     last_step = max((int(line["step"]) for line in MetricsFile(folder.metrics).tail(1)), default=0)
     newest = Checkpoints(folder.checkpoints).find_newest()
     saved_step = newest.step if newest else 0
-    return (
-        f"the steps after {saved_step} of {last_step} were not saved, see "
-        f"{folder.get_log_file('trainer')}"
-        if last_step > saved_step
-        else None
-    )
+    if last_step > saved_step:
+        return (
+            f"the steps after {saved_step} of {last_step} were not saved, see "
+            f"{folder.get_log_file('trainer')}"
+        )
+    return None

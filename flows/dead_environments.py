@@ -50,12 +50,12 @@ class DeadEnvironmentDetector:
         self.store, self.run_id, self.plan = store, run_id, plan
         self.folder = store.dir(run_id)
         received_groups = received or {}
+        # Services that have made a usable group.
         self._usable_services = {
             service for service, name in plan.environment_names.items() if received_groups.get(name)
         }
-        """Services that have made a usable group."""
+        # Dead environments that were already logged and recorded.
         self._reported_names: set[str] = set()
-        """Dead environments that were already logged and recorded."""
 
     def check(self) -> None:
         """Find environments that are dead, and log and record each of them.

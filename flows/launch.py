@@ -30,31 +30,22 @@ from flows.stop_requests import (
 from flows.training_run import TrainingRun
 from lachesis.base.secrets import redact
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.resuming import (
-    belongs_to_attempt,
-    needs_new_attempt,
-)
+from lachesis.orchestration.resuming import belongs_to_attempt, needs_new_attempt
 from lachesis.orchestration.suspension import record_suspension
 from lachesis.runs import leftovers
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import (
-    RunRecord,
-)
+from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.validation.gate import require_validation
 from lachesis.validation.inference_tests import InferenceTestStore
-from tasks.processes import (
-    build_tiny_model,
-    is_missing_tiny_model,
-)
+from tasks.processes import build_tiny_model, is_missing_tiny_model
 from tasks.report import publish_report, record_final_judgement
 
+# How long a resumed run waits until the services of the previous attempt have ended.
+#
+# A trainer may need 180 s to save its checkpoint, and the other services end before and after it.
 LOCK_TIMEOUT_S = 300.0
-"""How long a resumed run waits until the services of the previous attempt have ended.
-
-A trainer may need 180 s to save its checkpoint, and the other services end before and after it.
-"""
 GRACE_WITHOUT_ENGINE_S = 5.0
 
 

@@ -15,8 +15,8 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
+# How long ticks are kept; each takes about 70 kB of the database.
 TICK_RETENTION = timedelta(hours=2)
-"""How long ticks are kept; each takes about 70 kB of the database."""
 MAX_DELETE_ROUNDS = 4
 
 

@@ -42,8 +42,8 @@ class ServiceRestarter:
         self.raise_if_stop_requested = raise_if_stop_requested
         self.check_stop_request = throttle(raise_if_stop_requested)
         self.restart_budget = RestartBudget()
+        # The ids under which the current API has registered the environments.
         self.env_ids = {service: env_id for env_id, service in enumerate(plan.environment_names)}
-        """The ids under which the current API has registered the environments."""
         self.disconnected_ids: set[int] = set()
 
     def restart(self, name: str, problem: ProcessExitedError) -> None:

@@ -14,12 +14,7 @@ from prefect import runtime
 
 from flows.dead_environments import DeadEnvironmentDetector
 from flows.service_restarter import ServiceRestarter
-from flows.stop_requests import (
-    CHECK_INTERVAL_S,
-    StopRequested,
-    raise_if_stop_requested,
-    throttle,
-)
+from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
 from lachesis.base.errors import LachesisError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import check_profile
@@ -27,26 +22,19 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation import read_evaluation
-from lachesis.runs.run_record import (
-    RunRecord,
-)
+from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan
 from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.service_clients import fetch_trainer_health
-from tasks.processes import (
-    start_service,
-    wait_for_end,
-    wait_for_service,
-)
+from tasks.processes import start_service, wait_for_end, wait_for_service
 from tasks.report import ProgressArtifact
 
 log = logging.getLogger("lachesis.flow")
 POLL_S = 0.5
+# How long the trainer may wait for a batch after the environment has ended; its groups are queued.
 DRAIN_TIMEOUT_S = 120.0
-"""How long the trainer may wait for a batch after the environment has ended; its groups are queued.
-"""
 
 
 class TrainingRun:
@@ -58,11 +46,12 @@ class TrainingRun:
         check_profile(record.profile)
         checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
         config = RunConfig.from_yaml(self.folder.config)
-        received_groups = (
-            checkpoint.get_groups_by_environment(config.build_environment_configs())
-            if checkpoint
-            else None
-        )
+        if checkpoint:
+            received_groups = checkpoint.get_groups_by_environment(
+                config.build_environment_configs()
+            )
+        else:
+            received_groups = None
         self.plan: ServicePlan = make_training_plan(
             record, self.folder, config, received_groups=received_groups
         )
@@ -233,11 +222,12 @@ class TrainingRun:
                 recorded = self.store.load(self.run_id).evaluation
                 when, _, environment_suffix = evaluation_name.partition("-")
                 results = read_evaluation(self.folder.evaluation / evaluation_name)
-                named_results = (
-                    {f"{environment_suffix}/{key}": value for key, value in results.items()}
-                    if environment_suffix
-                    else results
-                )
+                if environment_suffix:
+                    named_results = {
+                        f"{environment_suffix}/{key}": value for key, value in results.items()
+                    }
+                else:
+                    named_results = results
                 self.store.update(
                     self.run_id,
                     evaluation={**recorded, when: {**recorded.get(when, {}), **named_results}},

@@ -88,7 +88,10 @@ def validate(test_id: str, home: str) -> State[Any] | None:
     _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
     if not result["summary"]["environment_working"]:
-        what = "is broken" if result["summary"].get("verdict") else "could not be tested"
+        if result["summary"].get("verdict"):
+            what = "is broken"
+        else:
+            what = "could not be tested"
         return Failed(
             message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}"
         )
@@ -185,7 +188,9 @@ def _test_models(
 
 def _find_error(future: PrefectFuture[Any]) -> str | None:
     result = future.result(raise_on_failure=False)
-    return str(result) or type(result).__name__ if isinstance(result, BaseException) else None
+    if isinstance(result, BaseException):
+        return str(result) or type(result).__name__
+    return None
 
 
 def _make_model_entry(
@@ -218,7 +223,10 @@ def _make_model_entry(
             errors = "; ".join((counts or {}).get("errors") or {})
             # A fault of the endpoint says nothing about the environment.
             verdict = judge_learnability(InferenceCounts(), error=errors or error)
-    forecast = _make_forecast(record.test, context, output, counts) if verdict else None
+    if verdict:
+        forecast = _make_forecast(record.test, context, output, counts)
+    else:
+        forecast = None
     result = make_model_result(
         output,
         model,
@@ -252,11 +260,10 @@ def _make_forecast(
 
 
 def _make_broken_entry(context: InferenceTestContext, model: str, reason: str) -> Json:
-    verdict = (
-        judge_learnability(InferenceCounts(), error=reason)
-        if context.test.request.prompts is None
-        else None
-    )
+    if context.test.request.prompts is None:
+        verdict = judge_learnability(InferenceCounts(), error=reason)
+    else:
+        verdict = None
     output = context.tests.get_output_file(context.test, model)
     prompts = bool(context.test.request.prompts)
     return make_model_result(

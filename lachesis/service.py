@@ -14,15 +14,9 @@ from lachesis.base.errors import ConfigError, FieldValueError, shorten
 from lachesis.base.files import read_last_lines, write_private
 from lachesis.base.json_text import Json
 from lachesis.catalog import describe as discovery
-from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import ScanResult, scan_environments
 from lachesis.config import mixture
-from lachesis.config.edits import (
-    TOP_SECTION,
-    ConfigField,
-    describe_field,
-    get_editable_values,
-)
+from lachesis.config.edits import TOP_SECTION, ConfigField, describe_field, get_editable_values
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
@@ -32,6 +26,7 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import (
     ResolvedLaunch,
     ResolvedTest,
+    create_inference_test,
     make_run_record,
     read_launch_fields,
     resolve_launch,
@@ -52,7 +47,6 @@ from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
 from lachesis.validation.inference_tests import (
-    InferenceRequest,
     InferenceTest,
     InferenceTestStore,
     TestOptions,
@@ -189,8 +183,13 @@ class LachesisService:
         run_id = run_id or self.store.new_id()
         if self.store.dir(run_id).record.is_file():
             record = self.store.load(run_id)
-            return record if record.flow_run_id else submit.submit_run(self.store, record)
-        resolved = launch if isinstance(launch, ResolvedLaunch) else self.check(launch)
+            if record.flow_run_id:
+                return record
+            return submit.submit_run(self.store, record)
+        if isinstance(launch, ResolvedLaunch):
+            resolved = launch
+        else:
+            resolved = self.check(launch)
         record = make_run_record(resolved, run_id, self.tests)
         try:
             if resolved.fork_source:
@@ -227,24 +226,11 @@ class LachesisService:
             test: A launch request, or what `check_test` has returned for it and these options.
             options: The groups, models and prompts of the test.
         """
-        resolved = test if isinstance(test, ResolvedTest) else self.check_test(test, options)
-        environment, config = resolved.launch.environment, resolved.launch.config
-        own_values = config.env.model_extra or {}
-        values = {
-            **options.model_dump(),
-            "models": resolved.models,
-            "num_steps": len(options.prompts or ()) or options.num_steps,
-        }
-        inference_test = self.tests.create(
-            InferenceRequest(
-                environment=environment.name, environment_file=environment.file_path, **values
-            ),
-            config.to_yaml(),
-            class_name=environment.class_name,
-            fingerprint=compute_fingerprint(Path(environment.file_path), own_values),
-            own_values=own_values,
-            planned=gate.make_planned_run(config),
-        )
+        if isinstance(test, ResolvedTest):
+            resolved = test
+        else:
+            resolved = self.check_test(test, options)
+        inference_test = create_inference_test(self.tests, resolved, options)
         try:
             submit.submit_test(self.tests, inference_test)
         except BaseException:
@@ -377,9 +363,8 @@ class LachesisService:
         from lachesis.reporting.html import write_report
 
         run_dir, record = self.store.dir(run_id), refresh_health(self.store, self.get_run(run_id))
-        return write_report(
-            record, run_dir, self.get_results(run_id), target or run_dir.path / "report"
-        )
+        folder = target or run_dir.path / "report"
+        return write_report(record, run_dir, self.get_results(run_id), folder)
 
     def read_log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """Return a log file of the run, its last lines, and the position at which to continue

@@ -27,10 +27,10 @@ from lachesis.validation.process_config import make_process_config, make_remote_
 from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
+# Time limit from the moment that the model can be called.
 MODEL_TIMEOUT_S = 600.0
-"""Time limit from the moment that the model can be called."""
+# Pauses before an endpoint that could not be reached is called again.
 RETRY_PAUSES_S = (2.0, 10.0)
-"""Pauses before an endpoint that could not be reached is called again."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ def make_wandb_run_name(test: InferenceTest) -> str:
 def read_failure_kind(counters_file: Path) -> str | None:
     """Return whose fault the end of a test was: transport, endpoint or environment."""
     failure = (read_counts(counters_file) or {}).get("failure")
-    return failure.get("kind") if isinstance(failure, dict) else None
+    if isinstance(failure, dict):
+        return failure.get("kind")
+    return None
 
 
 def build_missing_model(context: InferenceTestContext) -> None:

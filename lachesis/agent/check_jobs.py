@@ -115,7 +115,10 @@ def refresh_check_job(check_id: str) -> CheckJob:
         UnknownTestError: There is no such check.
         StorageError: Its file is damaged.
     """
-    alive = RunDir(_get_jobs_folder(), check_id).is_alive() if check_id.isalnum() else False
+    if check_id.isalnum():
+        alive = RunDir(_get_jobs_folder(), check_id).is_alive()
+    else:
+        alive = False
     job = _load_job(check_id)
     if job.status == "running" and not alive:
         log_tail = read_last_lines(_get_job_folder(check_id) / "log.txt", 5)

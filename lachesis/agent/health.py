@@ -5,14 +5,9 @@ from __future__ import annotations
 from lachesis import __version__
 from lachesis.agent import schemas
 from lachesis.agent.session import AgentSession, get_default_profile
-from lachesis.agent.session_store import (
-    SessionState,
-)
+from lachesis.agent.session_store import SessionState
 from lachesis.base import paths
-from lachesis.base.errors import (
-    ConfigError,
-    LachesisError,
-)
+from lachesis.base.errors import ConfigError, LachesisError
 from lachesis.config.profiles import list_missing_keys, load_profile_values
 from lachesis.orchestration import server
 from lachesis.orchestration.server_info import find_api_url

@@ -65,8 +65,6 @@ def choose_session_name(context: dict[str, Any]) -> str:
     if not hermes_session_id:
         return "hermes"
     name = f"hermes-{hermes_session_id}"
-    return (
-        name
-        if SESSION_NAME.fullmatch(name)
-        else f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
-    )
+    if SESSION_NAME.fullmatch(name):
+        return name
+    return f"hermes-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"

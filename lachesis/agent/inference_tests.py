@@ -14,13 +14,8 @@ from lachesis.agent.session import (
     ReportProgress,
     make_launch_request,
 )
-from lachesis.agent.session_store import (
-    RequestedTest,
-)
-from lachesis.base.errors import (
-    StorageError,
-    UnknownTestError,
-)
+from lachesis.agent.session_store import RequestedTest
+from lachesis.base.errors import StorageError, UnknownTestError
 from lachesis.validation.inference_tests import InferenceTest, TestOptions
 
 
@@ -107,11 +102,10 @@ def _build_test_report(session: AgentSession, test: InferenceTest) -> schemas.Te
 def _format_test_report(session: AgentSession, test: InferenceTest) -> schemas.TestReport:
     done, total = _count_groups(session, test)
     repeat_call = f'rl_test_inference(test_id="{test.test_id}")'
-    message = (
-        None
-        if test.has_ended
-        else f"the test is still running; {repeat_call} waits for it and returns its result"
-    )
+    if test.has_ended:
+        message = None
+    else:
+        message = f"the test is still running; {repeat_call} waits for it and returns its result"
     environment_fields = {
         "environment": test.request.environment,
         "environment_file": test.request.environment_file,

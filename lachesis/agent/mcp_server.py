@@ -39,9 +39,8 @@ CONFIRM_SCHEMA = {
     "description": "On a profile that may cost money, nothing is done without it and the answer is "
     "a preview",
 }
+# Maximum number of calls that wait for an inference test at once, while other calls are answered.
 MAX_WAITING_CALLS = 100
-"""Maximum number of calls that wait for an inference test at once, while other calls are answered.
-"""
 INSTRUCTIONS = (
     "Train language models by reinforcement: list environments, select one, edit the draft, test, "
     "start, check, get results. "
@@ -55,21 +54,41 @@ def create_server(session_name: str) -> Server[Any]:
 
     Args:
         session_name: The session of a client, unless its HTTP request names another one in the
-            header
-        X-Lachesis-Session.
+            header X-Lachesis-Session.
     """
+    handlers = _RequestHandlers(session_name)
+    return Server(
+        "lachesis",
+        version=__version__,
+        title="Lachesis",
+        instructions=INSTRUCTIONS,
+        on_list_tools=handlers.list_tools,
+        on_call_tool=handlers.call_tool,
+        on_list_resources=handlers.list_resources,
+        on_list_resource_templates=handlers.list_templates,
+        on_read_resource=handlers.read_resource,
+    )
 
-    wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
 
-    def open_session(context: Context) -> AgentSession:
-        headers = context.request.headers if context.request is not None else {}
-        return AgentSession(headers.get(SESSION_HEADER) or session_name)
+class _RequestHandlers:
+    """Answer the requests of MCP clients."""
 
-    async def list_tools(context: Context, params: Any) -> types.ListToolsResult:
+    def __init__(self, session_name: str) -> None:
+        self.session_name = session_name
+        self.wait_limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
+
+    def open_session(self, context: Context) -> AgentSession:
+        if context.request is not None:
+            headers = context.request.headers
+        else:
+            headers = {}
+        return AgentSession(headers.get(SESSION_HEADER) or self.session_name)
+
+    async def list_tools(self, context: Context, params: object) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_describe_tool(tool) for tool in TOOLS.values()])
 
     async def call_tool(
-        context: Context, params: types.CallToolRequestParams
+        self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         tool = TOOLS.get(params.name)
         if tool is None:
@@ -84,19 +103,21 @@ def create_server(session_name: str) -> Server[Any]:
 
         def run_tool() -> types.CallToolResult:
             try:
-                call_context = CallContext(open_session(context), report_progress)
+                call_context = CallContext(self.open_session(context), report_progress)
                 arguments, preview = _split_confirmation(tool, params.arguments or {})
             except LachesisError as error:
                 return _make_result(error_to_payload(error), error)
             return _make_result(*tool.run_safely(call_context, arguments, preview=preview))
 
+        # A call that waits for a test takes a thread for up to half a minute. With a limiter of
+        # their own such calls leave the default threads to all others.
         return await anyio.to_thread.run_sync(
-            run_tool, limiter=wait_limiter if tool.name in SLOW_TOOLS else None
+            run_tool, limiter=self.wait_limiter if tool.name in SLOW_TOOLS else None
         )
 
-    async def list_resources(context: Context, params: Any) -> types.ListResourcesResult:
+    async def list_resources(self, context: Context, params: object) -> types.ListResourcesResult:
         listed_resources = await anyio.to_thread.run_sync(
-            lambda: resources.list_resources(open_session(context))
+            lambda: resources.list_resources(self.open_session(context))
         )
         return types.ListResourcesResult(
             resources=[
@@ -110,7 +131,9 @@ def create_server(session_name: str) -> Server[Any]:
             ]
         )
 
-    async def list_templates(context: Context, params: Any) -> types.ListResourceTemplatesResult:
+    async def list_templates(
+        self, context: Context, params: object
+    ) -> types.ListResourceTemplatesResult:
         return types.ListResourceTemplatesResult(
             resource_templates=[
                 types.ResourceTemplate(
@@ -124,29 +147,17 @@ def create_server(session_name: str) -> Server[Any]:
         )
 
     async def read_resource(
-        context: Context, params: types.ReadResourceRequestParams
+        self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
         try:
             text, mime_type = await anyio.to_thread.run_sync(
-                lambda: resources.read_resource(open_session(context), params.uri)
+                lambda: resources.read_resource(self.open_session(context), params.uri)
             )
         except (LachesisError, OSError) as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from error
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)]
         )
-
-    return Server(
-        "lachesis",
-        version=__version__,
-        title="Lachesis",
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-        on_list_resources=list_resources,
-        on_list_resource_templates=list_templates,
-        on_read_resource=read_resource,
-    )
 
 
 @functools.cache

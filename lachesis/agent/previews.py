@@ -40,11 +40,10 @@ def preview_resume(session: AgentSession, run_id: str) -> schemas.StartAnswer:
     """Return what resuming the run would do; nothing is changed."""
     record = session.service.get_run(run_id)
     newest_checkpoint = Checkpoints(session.service.store.dir(run_id).checkpoints).find_newest()
-    effect = (
-        f"continue from its checkpoint of step {newest_checkpoint.step}"
-        if newest_checkpoint
-        else "start again from the beginning, because it has no checkpoint,"
-    )
+    if newest_checkpoint:
+        effect = f"continue from its checkpoint of step {newest_checkpoint.step}"
+    else:
+        effect = "start again from the beginning, because it has no checkpoint,"
     return schemas.StartAnswer(
         message=f"nothing was started; run {run_id} ({record.status}) would {effect} on profile "
         f"{record.profile}",

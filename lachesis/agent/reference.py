@@ -60,7 +60,10 @@ def _render_section(tool: AgentTool) -> str:
 
 
 def _render_argument(name: str, schema: dict[str, Any], is_required: bool) -> str:
-    default = "required" if is_required else f"`{json.dumps(schema.get('default'))}`"
+    if is_required:
+        default = "required"
+    else:
+        default = f"`{json.dumps(schema.get('default'))}`"
     limits = [
         f"{phrase} {variant[key]}"
         for variant in schema.get("anyOf", [schema])

@@ -172,13 +172,12 @@ def _is_storable_json(value: Any, depth: int = 0) -> bool:
         )
     if isinstance(value, dict | list) and depth > MAX_NESTING:
         return False
-    children = (
-        [*value, *value.values()]
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else []
-    )
+    if isinstance(value, dict):
+        children = [*value, *value.values()]
+    elif isinstance(value, list):
+        children = value
+    else:
+        children = []
     return all(_is_storable_json(child, depth + 1) for child in children)
 
 

@@ -108,11 +108,10 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
         return get_skill_path().read_text(encoding="utf-8"), "text/markdown"
     if path == "config":
         return to_compact_json(session.get_current_config().to_payload()), "application/json"
-    match = (
-        re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path)
-        if uri.startswith(SCHEME)
-        else None
-    )
+    if uri.startswith(SCHEME):
+        match = re.fullmatch(r"runs/([^/]+)/(?:config|logs/([\w-]+))", path)
+    else:
+        match = None
     if match is None:
         allowed = ", ".join(resource.uri for resource in (*STATIC_RESOURCES, *RESOURCE_TEMPLATES))
         raise LachesisError(f"there is no resource {uri[:200]!r}; allowed: {allowed}")

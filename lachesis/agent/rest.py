@@ -49,6 +49,7 @@ from lachesis.base.json_text import Json, error_to_payload
 from lachesis.base.response_model import ResponseModel
 from lachesis.reporting.run_answers import RunResults, RunStatus
 
+# The first that fits; what is left is a fault of ours.
 _STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
     (UnknownEnvironmentError, 404),
     (UnknownRunError, 404),
@@ -67,7 +68,6 @@ _STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
     (ServerDownError, 503),
     (StorageError, 507),
 )
-"""The first that fits; what is left is a fault of ours."""
 
 
 class ErrorBody(ResponseModel):
@@ -130,14 +130,12 @@ def _make_context(
 
 
 RequestContext = Annotated[CallContext, Depends(_make_context)]
+# Paths that describe the routes and reveal nothing else. They need no token, because a browser
+# cannot send one before it has loaded the page.
 PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
-"""Paths that describe the routes and reveal nothing else. They need no token, because a browser
-cannot send one before it has loaded the page.
-"""
+# Maximum number of calls that wait for an inference test at once. They run in threads of their own,
+# so that other calls are answered meanwhile.
 MAX_WAITING_CALLS = 100
-"""Maximum number of calls that wait for an inference test at once. They run in threads of their
-own, so that other calls are answered meanwhile.
-"""
 EditBody = TOOLS["rl_edit_config"].arguments
 StartBody = TOOLS["rl_start_training"].arguments
 TestBody = TOOLS["rl_test_inference"].arguments
@@ -351,7 +349,9 @@ def _run_tool(tool_name: str, context: CallContext, arguments: Json | None = Non
 
 def _respond(make_answer: Callable[[], Any]) -> JSONResponse:
     body, error = run_catching_errors(make_answer)
-    return JSONResponse(body) if error is None else _make_error_response(error)
+    if error is None:
+        return JSONResponse(body)
+    return _make_error_response(error)
 
 
 def _make_error_response(error: LachesisError) -> JSONResponse:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lachesis.base.json_text import Json
 
+# Depth to which objects are outlined; below it, a value has only its type.
 MAX_DEPTH = 2
-"""Depth to which objects are outlined; below it, a value has only its type."""
 
 
 def outline_schema(schema: Json) -> Json:
@@ -42,11 +42,9 @@ def _outline(schema: Json, models: dict[str, Json], depth: int) -> Json:
 
 def _outline_key(schema: Json, models: dict[str, Json], depth: int) -> Json:
     outlined = _outline(schema, models, depth + 1)
-    return (
-        {**outlined, "description": schema["description"]}
-        if depth == 0 and "description" in schema
-        else outlined
-    )
+    if depth == 0 and "description" in schema:
+        return {**outlined, "description": schema["description"]}
+    return outlined
 
 
 def _outline_choice(schema: Json, models: dict[str, Json], depth: int) -> Json:

@@ -14,19 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from lachesis.agent import schemas, views
-from lachesis.agent.session_store import (
-    Draft,
-    LastReport,
-    SessionFile,
-    SessionState,
-    StartedRun,
-)
+from lachesis.agent.session_store import Draft, LastReport, SessionFile, SessionState, StartedRun
 from lachesis.base import paths
-from lachesis.base.errors import (
-    ConfigError,
-    LachesisError,
-    RunStateError,
-)
+from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
 from lachesis.base.typed_values import read_env_number
 from lachesis.config.profiles import PROFILES, list_missing_keys
@@ -37,15 +27,14 @@ from lachesis.reporting.status import find_log_files
 from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 
+# Seconds within which the same draft started again counts as a repeated call.
 DUPLICATE_WINDOW_S = 60.0
-"""Seconds within which the same draft started again counts as a repeated call."""
 MAX_TEST_WAIT_S = 25.0
+# Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds.
 SCHEMA_TIMEOUT_S = 25.0
-"""Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds."""
+# Receives the seconds waited, the maximum wait in seconds, and a text. The first number grows with
+# each call, as MCP requires.
 ReportProgress = Callable[[float, float, str], None]
-"""Receives the seconds waited, the maximum wait in seconds, and a text. The first number grows with
-each call, as MCP requires.
-"""
 PROGRESS_INTERVAL_S = 2.0
 
 
@@ -225,14 +214,14 @@ class AgentSession:
             views.NEXT_STEP_CALLS["status"].format(run=record.run_id),
         )
         run_dir = self.service.store.dir(run_id)
-        queue = (
-            submit.find_queue_position(self.service.store, run_id)
-            if record.status == "pending"
-            else None
-        )
-        state_text = (
-            f"is waiting at place {queue['place']} of this host's queue" if queue else "is starting"
-        )
+        if record.status == "pending":
+            queue = submit.find_queue_position(self.service.store, run_id)
+        else:
+            queue = None
+        if queue:
+            state_text = f"is waiting at place {queue['place']} of this host's queue"
+        else:
+            state_text = "is starting"
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
         return schemas.StartAnswer(
@@ -270,11 +259,10 @@ class AgentSession:
             return schemas.RateLimitedStatus(**report.to_payload())
         with self.session_file.change() as state:
             last_report = state.checks.get(run_id)
-            remaining_s = (
-                0.0
-                if last_report is None
-                else last_report.at + get_status_interval_s() - time.time()
-            )
+            if last_report is None:
+                remaining_s = 0.0
+            else:
+                remaining_s = last_report.at + get_status_interval_s() - time.time()
             if (
                 last_report is not None
                 and remaining_s > 0
@@ -343,19 +331,23 @@ class AgentSession:
 
     def is_paid(self, run_id: str | None = None) -> bool:
         """Return whether the draft, or the given run, trains where it may cost money."""
-        profile = (
-            self.service.store.load(run_id).profile
-            if run_id
-            else self.require_draft(self.session_file.read()).profile
-        )
-        return PROFILES[profile].is_paid if profile in PROFILES else True
+        if run_id:
+            profile = self.service.store.load(run_id).profile
+        else:
+            profile = self.require_draft(self.session_file.read()).profile
+        if profile in PROFILES:
+            return PROFILES[profile].is_paid
+        return True
 
 
 def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
     """Return what is reported at once when it changes: the status, the phase, and whether the end
     can be estimated.
     """
-    payload = report.to_payload() if isinstance(report, RunStatus) else report
+    if isinstance(report, RunStatus):
+        payload = report.to_payload()
+    else:
+        payload = report
     return (
         payload.get("status"),
         payload.get("phase"),

@@ -53,8 +53,8 @@ NewLimits = Annotated[
         description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
     ),
 ]
+# Tools whose calls may take half a minute; a server must answer other calls meanwhile.
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
-"""Tools whose calls may take half a minute; a server must answer other calls meanwhile."""
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
 RunId = Annotated[
     str,
@@ -134,11 +134,10 @@ def _preview_start(
 ) -> schemas.StartAnswer | None:
     if dry_run or not context.session.is_paid(resume):
         return None
-    preview = (
-        previews.preview_resume(context.session, resume)
-        if resume is not None
-        else previews.preview_start(context.session, start_from)
-    )
+    if resume is not None:
+        preview = previews.preview_resume(context.session, resume)
+    else:
+        preview = previews.preview_start(context.session, start_from)
     update = {
         "message": f"{preview.message}. Profile {preview.profile} may cost money: show this "
         "to the user",
@@ -197,11 +196,9 @@ def rl_start_training(
             "limits is for resume; those of a new run are fields of the draft, such as max_tokens"
         )
     if dry_run:
-        return (
-            previews.preview_start(context.session, start_from)
-            if resume is None
-            else previews.preview_resume(context.session, resume)
-        )
+        if resume is None:
+            return previews.preview_start(context.session, start_from)
+        return previews.preview_resume(context.session, resume)
     if resume is not None:
         return context.session.resume(resume, limits)
     return context.session.start(

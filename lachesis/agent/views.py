@@ -11,6 +11,7 @@ from lachesis.base.json_text import Json
 from lachesis.supervision.plan import ServicePlan
 from lachesis.validation.inference_tests import InferenceTest
 
+# Next steps as tool calls.
 NEXT_STEP_CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
     "logs": "read `logs.{service}`, a file, or the MCP resource "
@@ -23,7 +24,6 @@ NEXT_STEP_CALLS = {
     "better checkpoint; "
     "`lachesis weights {run} --checkpoint best --to DIR` copies the best one with checksums",
 }
-"""Next steps as tool calls."""
 
 
 def build_rate_limited_status(

@@ -6,5 +6,5 @@ from typing import Any
 
 import numpy as np
 
+# An array of any shape and element type; docstrings and suffixes of names give both.
 Array = np.ndarray[Any, Any]
-"""An array of any shape and element type; docstrings and suffixes of names give both."""

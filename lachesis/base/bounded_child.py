@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+# The child is killed after it has printed more than this.
 MAX_OUTPUT_BYTES = 10_000_000
-"""The child is killed after it has printed more than this."""
+# Only the last part of the output is kept.
 OUTPUT_TAIL_BYTES = 65_536
-"""Only the last part of the output is kept."""
 POLL_S = 0.1
 
 

@@ -14,7 +14,9 @@ async def run_unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) 
     task, stop_task = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        if task.done():
+            return task.result()
+        return None
     finally:
         task.cancel()
         stop_task.cancel()

@@ -250,4 +250,6 @@ def list_error_codes() -> frozenset[str]:
 
 def shorten(text: str, max_chars: int = 200) -> str:
     """Return the text, cut to `max_chars` for use in a message, with its full length appended."""
-    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}… ({len(text)} characters)"

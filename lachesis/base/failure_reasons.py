@@ -17,17 +17,15 @@ from pathlib import Path
 
 from lachesis.base.secrets import redact
 
+# The entry that counts all further kinds once the number of entries has reached its limit.
 OTHERS = "others"
-"""The entry that counts all further kinds once the number of entries has reached its limit."""
+# The maximum length of a reason in characters.
 MAX_REASON_LENGTH = 300
-"""The maximum length of a reason in characters."""
 _LOCATED_REASON = re.compile(r".*?\b[A-Za-z_]\w* at [^:\n]*:\d+(?=:|$)")
+# The parts in which two reasons of one kind may differ: quotes, paths, and words that hold a digit.
 _VARIABLE_PARTS = re.compile(
     r"""'[^']*'|"[^"]*"|(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'"]+)+|\b\w*\d\w*(?:\.\d+)*"""
 )
-"""The parts in which two reasons of one kind may differ: quotes, paths, and words that hold a
-digit.
-"""
 _LIBRARY_PREFIXES = tuple(
     f"{folder.resolve()}/"
     for folder in (
@@ -54,14 +52,19 @@ def describe_exception(error: BaseException, environment_file: str | None = None
     cause = _unwrap(error)
     location = location or _find_own_line(cause, environment_file) or _find_innermost_line(cause)
     message = _get_message(cause)
-    prefix = f"{type(cause).__name__} at {location}" if location else type(cause).__name__
+    if location:
+        prefix = f"{type(cause).__name__} at {location}"
+    else:
+        prefix = type(cause).__name__
     return sanitize_reason(f"{prefix}: {message}" if message else prefix)
 
 
 def get_failure_kind(reason: str) -> str:
     """Return the part of a reason that is the same for all reasons of its kind."""
     match = _LOCATED_REASON.match(reason)
-    return match.group() if match else _VARIABLE_PARTS.sub("", reason)
+    if match:
+        return match.group()
+    return _VARIABLE_PARTS.sub("", reason)
 
 
 def sanitize_reason(reason: str) -> str:
@@ -118,12 +121,16 @@ def _find_own_line(error: BaseException, environment_file: str | None) -> str | 
     own_lines = [line for line in lines if line[0] == file] or [
         line for line in lines if not _is_library(line[0])
     ]
-    return _format_location(*own_lines[-1]) if own_lines else None
+    if own_lines:
+        return _format_location(*own_lines[-1])
+    return None
 
 
 def _find_innermost_line(error: BaseException) -> str | None:
     lines = _list_frame_lines(error)
-    return _format_location(*lines[-1]) if lines else None
+    if lines:
+        return _format_location(*lines[-1])
+    return None
 
 
 def _list_frame_lines(error: BaseException) -> list[tuple[str, int]]:

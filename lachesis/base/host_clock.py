@@ -15,10 +15,9 @@ from typing import NamedTuple
 import psutil
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+# Hosts without a boot id identify a boot by its start time, which moves a little when the clock is
+# corrected.
 BOOT_TIME_TOLERANCE_S = 60.0
-"""Hosts without a boot id identify a boot by its start time, which moves a little when the clock is
-corrected.
-"""
 _BOOT_TIME_PREFIX = "since "
 
 

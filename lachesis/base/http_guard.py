@@ -10,15 +10,19 @@ import hmac
 import ipaddress
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lachesis.base.json_text import to_compact_json
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Send
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
 MAX_BODY_BYTES = 1_000_000
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+# Headers that may occur once only: a server behind this one might read another of several values.
 SINGLE_HEADERS = (
     b"host",
     b"origin",
@@ -27,8 +31,6 @@ SINGLE_HEADERS = (
     b"content-length",
     b"sec-fetch-site",
 )
-"""Headers that may occur once only: a server behind this one might read another of several values.
-"""
 
 
 def is_loopback(host: str) -> bool:
@@ -73,7 +75,7 @@ class HttpGuard:
         }
         self.token = None if token is None else f"Bearer {token}".encode()
 
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -86,7 +88,7 @@ class HttpGuard:
         else:
             await self._forward(scope, receive, send)
 
-    async def _forward(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         is_gzip = b"content-encoding" in headers  # in gzip, or it was refused
         if not is_gzip and b"transfer-encoding" not in headers:
@@ -113,7 +115,7 @@ class HttpGuard:
         }
         await self.app(new_scope, replay_body(body, receive), send)
 
-    async def _read_body(self, receive: Any, *, is_gzip: bool) -> bytes | None:
+    async def _read_body(self, receive: Receive, *, is_gzip: bool) -> bytes | None:
         """Return the whole decompressed body, or None when it is too large or not valid gzip."""
         body, decompressor = bytearray(), zlib.decompressobj(31) if is_gzip else None
         has_more, num_received = True, 0
@@ -123,18 +125,19 @@ class HttpGuard:
             chunk = message.get("body", b"")
             num_received += len(chunk)
             try:
-                body += (
-                    decompressor.decompress(chunk, self.max_body_bytes + 1 - len(body))
-                    if decompressor
-                    else chunk
-                )
+                if decompressor:
+                    body += decompressor.decompress(chunk, self.max_body_bytes + 1 - len(body))
+                else:
+                    body += chunk
             except zlib.error:
                 return None
             if max(len(body), num_received) > self.max_body_bytes or (
                 decompressor and decompressor.unused_data
             ):
                 return None
-        return bytes(body) if decompressor is None or decompressor.eof else None
+        if decompressor is None or decompressor.eof:
+            return bytes(body)
+        return None
 
     def _find_refusal(
         self, raw_headers: list[tuple[bytes, bytes]], path: str
@@ -220,7 +223,7 @@ def _parse_netloc(url: str) -> str | None:
         return None
 
 
-def replay_body(body: bytes, receive: Any) -> Any:
+def replay_body(body: bytes, receive: Receive) -> Any:
     """Return an ASGI `receive` that first yields this body, which was read already."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -230,7 +233,7 @@ def replay_body(body: bytes, receive: Any) -> Any:
     return replay
 
 
-async def send_json(send: Any, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
+async def send_json(send: Send, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
     """Send a JSON response."""
     start = {
         "type": "http.response.start",
@@ -243,6 +246,6 @@ async def send_json(send: Any, status: int, content: Any, *headers: tuple[bytes,
     )
 
 
-async def _send_error(send: Any, status: int, code: str, error: str) -> None:
+async def _send_error(send: Send, status: int, code: str, error: str) -> None:
     headers = [(b"www-authenticate", b"Bearer")] if status == 401 else []
     await send_json(send, status, {"error": error, "code": code}, *headers)

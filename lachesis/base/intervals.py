@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+# The quantile of the normal distribution for a two-sided interval of 95 %.
 Z_95 = 1.959963984540054
-"""The quantile of the normal distribution for a two-sided interval of 95 %."""
 
 
 def wilson_interval(successes: float, items: int) -> tuple[float, float]:

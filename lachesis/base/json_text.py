@@ -7,8 +7,8 @@ from typing import Any
 
 from lachesis.base.errors import LachesisError
 
+# A JSON object whose keys the code does not fix.
 Json = dict[str, Any]
-"""A JSON object whose keys the code does not fix."""
 
 
 def to_compact_json(value: Any) -> str:

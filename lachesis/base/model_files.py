@@ -19,8 +19,8 @@ HUB_TIMEOUT_S = 4.0
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _VOCABULARY_PATTERNS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+# Some tokenizers, such as one of bytes, have no vocabulary file.
 _TOKENIZER_PATTERNS = (*_VOCABULARY_PATTERNS, "tokenizer_config.json")
-"""Some tokenizers, such as one of bytes, have no vocabulary file."""
 
 
 def require_model(name: str, *, needs_weights: bool = True) -> None:
@@ -76,7 +76,9 @@ def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:
     files = [file.name for pattern in _WEIGHT_PATTERNS for file in folder.glob(pattern)]
     if files and not indices and all("-of-" in name for name in files):
         return "the list of its files of weights (model.safetensors.index.json)"
-    return None if files else "a file of weights (model.safetensors)"
+    if files:
+        return None
+    return "a file of weights (model.safetensors)"
 
 
 def _has_file(folder: Path, patterns: tuple[str, ...]) -> bool:
@@ -86,7 +88,9 @@ def _has_file(folder: Path, patterns: tuple[str, ...]) -> bool:
 def _get_hub_cache_dir() -> Path:
     """Return the folder in which the libraries of Hugging Face keep their downloads."""
     configured = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(configured).expanduser() if configured else _get_hf_home() / "hub"
+    if configured:
+        return Path(configured).expanduser()
+    return _get_hf_home() / "hub"
 
 
 def _get_hf_home() -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+# Sums and squares of larger numbers soon become infinite.
 MAX_ABS_SCORE = 1e30
-"""Sums and squares of larger numbers soon become infinite."""
 
 
 def is_score(value: Any) -> bool:

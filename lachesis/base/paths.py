@@ -8,19 +8,15 @@ from pathlib import Path
 
 import platformdirs
 
-from lachesis.base.errors import (
-    MissingDependencyError,
-)
+from lachesis.base.errors import MissingDependencyError
 
 
 def home() -> Path:
     """Return `$LACHESIS_HOME`, by default the user's data folder; it may not exist yet."""
     configured = os.environ.get("LACHESIS_HOME")
-    return (
-        Path(configured).expanduser().resolve()
-        if configured
-        else Path(platformdirs.user_data_dir("lachesis"))
-    )
+    if configured:
+        return Path(configured).expanduser().resolve()
+    return Path(platformdirs.user_data_dir("lachesis"))
 
 
 def runs_dir(root: Path | None = None) -> Path:

@@ -12,8 +12,13 @@ from typing import Any
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+# A shorter value, such as "false", is no secret and occurs in many texts.
 MIN_SECRET_LENGTH = 8
-"""A shorter value, such as "false", is no secret and occurs in many texts."""
+# Names and patterns of the variables that every child gets.
+#
+# Others might be secrets or change what a child does: SLURM_* and INFER_TP change server addresses
+# in Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests, and PREFECT_* would
+# let a child act on the flow's behalf.
 INHERITED_VARIABLES = (
     # the system: programs, libraries, language, places for files, the network's proxies and
     # certificates
@@ -25,12 +30,6 @@ INHERITED_VARIABLES = (
     # models and data sets, and this project's own settings
     "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT", "LACHESIS_ENVIRONMENTS",
 )  # fmt: skip
-"""Names and patterns of the variables that every child gets.
-
-Others might be secrets or change what a child does: SLURM_* and INFER_TP change server addresses in
-Atropos, ATROPOS_* its dialect, OPENAI_* where environments send requests, and PREFECT_* would let a
-child act on the flow's behalf.
-"""
 
 
 def redact(text: str) -> str:

@@ -21,10 +21,9 @@ class Tolerance(BaseModel):
 
 
 FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
+# The weight-sync check allows at least as much between sampler and trainer; see
+# `lachesis.trainer.weight_sync_check`.
 BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
-"""The weight-sync check allows at least as much between sampler and trainer; see
-`lachesis.trainer.weight_sync_check`.
-"""
 
 
 def get_profile_tolerance(profile: str) -> Tolerance:
@@ -33,4 +32,6 @@ def get_profile_tolerance(profile: str) -> Tolerance:
 
     The embedded engine computes in float32. The precision of other servers is not known.
     """
-    return FLOAT32_TOLERANCE if profile == "embedded" else BFLOAT16_TOLERANCE
+    if profile == "embedded":
+        return FLOAT32_TOLERANCE
+    return BFLOAT16_TOLERANCE

@@ -25,8 +25,8 @@ _TYPE_ORDER = {
     name: rank
     for rank, name in enumerate(("null", "boolean", "integer", "number", "array", "object"))
 }
+# Returned instead of a value when a text does not have the type that was tried.
 NOT_PARSED = object()
-"""Returned instead of a value when a text does not have the type that was tried."""
 
 
 class _Unquoted(str):
@@ -38,7 +38,10 @@ class _TextLoader(yaml.SafeLoader):
 
 
 def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    return _Unquoted(node.value) if node.style is None else node.value
+    text = str(node.value)
+    if node.style is None:
+        return _Unquoted(text)
+    return text
 
 
 _TextLoader.yaml_implicit_resolvers = {}
@@ -64,11 +67,10 @@ def read_typed_value(
     if not isinstance(value, str):
         return _read_items(alternatives, value, definitions)
     for alternative in alternatives:
-        result = (
-            value
-            if quoted and _is_untyped(alternative)
-            else _read_text(alternative, value, definitions)
-        )
+        if quoted and _is_untyped(alternative):
+            result = value
+        else:
+            result = _read_text(alternative, value, definitions)
         if result is not NOT_PARSED:
             return result
     return value
@@ -140,7 +142,9 @@ def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
         case "string":
             return text
         case "null":
-            return None if text.lower() in _NULLS else NOT_PARSED
+            if text.lower() in _NULLS:
+                return None
+            return NOT_PARSED
         case "boolean":
             return _BOOLEANS.get(text.lower(), NOT_PARSED)
         case "integer":
@@ -169,7 +173,9 @@ def _read_integer(text: str) -> Any:
         return int(text)
     except ValueError:
         number = _read_number(text)
-    return int(number) if number is not NOT_PARSED and number.is_integer() else NOT_PARSED
+    if number is not NOT_PARSED and number.is_integer():
+        return int(number)
+    return NOT_PARSED
 
 
 def _read_number(text: str) -> Any:
@@ -177,7 +183,9 @@ def _read_number(text: str) -> Any:
         number = float(text)
     except ValueError:
         return NOT_PARSED
-    return number if math.isfinite(number) else NOT_PARSED
+    if math.isfinite(number):
+        return number
+    return NOT_PARSED
 
 
 def _read_structure(
@@ -195,7 +203,9 @@ def _read_structure(
             content = yaml.load(text, Loader=_TextLoader)
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             return otherwise
-    return _read_items([schema], content, definitions) if isinstance(content, types) else otherwise
+    if isinstance(content, types):
+        return _read_items([schema], content, definitions)
+    return otherwise
 
 
 def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:

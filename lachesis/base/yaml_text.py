@@ -7,10 +7,9 @@ from typing import Any
 
 import yaml
 
+# The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of the
+# time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The monitor reads the configurations of a hundred runs per tick; the one in C takes a tenth of
-the time.
-"""
 _LINE_ENDS = re.compile(r"[\r\x85\u2028\u2029\ufeff]")
 
 

@@ -126,7 +126,9 @@ def get_name_or_file(name: str, file: str | None = None) -> str:
     registered = os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
     for environment in scan_environments().environments:
         if environment.name == name and file in (None, environment.file_path):
-            return environment.file_path if environment.file_path in registered else name
+            if environment.file_path in registered:
+                return environment.file_path
+            return name
     return file or name
 
 
@@ -155,11 +157,14 @@ def _read_cached_schema(cache: Path) -> EnvironmentSchema | None:
         cached_schema = EnvironmentSchema(**json.loads(cache.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    properties = (
-        cached_schema.properties.values() if isinstance(cached_schema.properties, dict) else [None]
-    )
+    if isinstance(cached_schema.properties, dict):
+        properties = cached_schema.properties.values()
+    else:
+        properties = [None]
     parts = (cached_schema.definitions, cached_schema.values, *properties)
-    return cached_schema if all(isinstance(part, dict) for part in parts) else None
+    if all(isinstance(part, dict) for part in parts):
+        return cached_schema
+    return None
 
 
 def check_values(

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from lachesis.base.errors import EnvironmentLoadError
 
 REPOSITORY_MARKS = (".git", "pyproject.toml", "setup.py")
+# The installed package is used even where the repository holds its source.
 ATROPOS_PACKAGE = "atroposlib"
-"""The installed package is used even where the repository holds its source."""
 LACHESIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -57,11 +57,9 @@ def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
     has_ordinary_layout = own_root == file.parent or (file.parent / "__init__.py").is_file()
     is_own_root_first = has_ordinary_layout and not (own_root / ATROPOS_PACKAGE).is_dir()
     others = [str(folder) for folder in list_further_roots(file)]
-    return (
-        [str(own_root), *installed, *others]
-        if is_own_root_first
-        else [*installed, str(own_root), *others]
-    )
+    if is_own_root_first:
+        return [str(own_root), *installed, *others]
+    return [*installed, str(own_root), *others]
 
 
 def list_further_roots(file: Path) -> list[Path]:
@@ -110,7 +108,9 @@ def _parse_import_level(file: Path, changed_ns: int, size: int) -> int:
 def get_module_name(file: Path) -> str | None:
     """Return the dotted name of a module in a package, or None for a file that stands alone."""
     relative_path = file.relative_to(find_import_root(file)).with_suffix("")
-    return ".".join(relative_path.parts) if len(relative_path.parts) > 1 else None
+    if len(relative_path.parts) > 1:
+        return ".".join(relative_path.parts)
+    return None
 
 
 def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyType({})) -> str:
@@ -175,11 +175,10 @@ def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
                 for start in (*folders, file.parent)
             ]
         elif isinstance(node, ast.ImportFrom):
-            starts = (
-                [file.parents[node.level - 1]]
-                if 0 < node.level <= len(file.parents)
-                else [*folders, file.parent]
-            )
+            if 0 < node.level <= len(file.parents):
+                starts = [file.parents[node.level - 1]]
+            else:
+                starts = [*folders, file.parent]
             bases = [start / Path(*(node.module or "").split(".")) for start in starts]
             module_paths += [*bases, *(base / alias.name for base in bases for alias in node.names)]
     candidates = [

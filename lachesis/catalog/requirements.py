@@ -36,12 +36,12 @@ from lachesis.base.secrets import redact
 
 HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
 MAX_LOG_LINES = 15
+# Packages whose import name differs from the name that pip installs.
 DISTRIBUTIONS = {
     "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python", "dateutil": "python-dateutil",
     "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # fmt: skip
-"""Packages whose import name differs from the name that pip installs."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,13 @@ def _is_met(requirement: Requirement, extra: str = "") -> bool:
         return False
     if requirement.url or not requirement.specifier.contains(version, prereleases=True):
         return False
-    extra_requirements = (
-        [
+    if requirement.extras:
+        extra_requirements = [
             Requirement(dependency)
             for dependency in importlib.metadata.requires(requirement.name) or ()
         ]
-        if requirement.extras
-        else []
-    )
+    else:
+        extra_requirements = []
     return all(
         _is_met(need, name)
         for name in requirement.extras
@@ -237,11 +236,10 @@ def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
                 check=True,
             )
     except subprocess.CalledProcessError as error:
-        pip_output = (
-            log.read_text(errors="replace")
-            if log.is_file()
-            else (error.output or b"").decode(errors="replace")
-        )
+        if log.is_file():
+            pip_output = log.read_text(errors="replace")
+        else:
+            pip_output = (error.output or b"").decode(errors="replace")
         last_lines = "\n".join(pip_output.splitlines()[-MAX_LOG_LINES:])
         raise RequirementsError(
             f"{', '.join(dependencies)} cannot be installed (see {log}):\n{redact(last_lines)}"

@@ -19,8 +19,8 @@ from lachesis.base import paths
 from lachesis.catalog import fingerprint
 
 ROOT_CLASS = "BaseEnv"
+# Classes of `lachesis.environment`; each inherits from `BaseEnv`.
 LACHESIS_BASES = frozenset({"TaskEnv", "ConversationEnv", "VerifiersEnv"})
-"""Classes of `lachesis.environment`; each inherits from `BaseEnv`."""
 IGNORED_FOLDERS = frozenset({"tests", "site-packages", "node_modules", "venv"})
 MAX_DEPTH = 5
 MAX_FILES = 5000
@@ -87,11 +87,10 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             )
             files.pop()
         searched_files |= set(files)
-        imported_files = (
-            fingerprint.list_source_files(search_path) - set(files)
-            if search_path.is_file()
-            else set()
-        )
+        if search_path.is_file():
+            imported_files = fingerprint.list_source_files(search_path) - set(files)
+        else:
+            imported_files = set()
         for file in [*files, *sorted(imported_files)]:
             if file in scanned_files:  # Another folder on the search path contains it.
                 continue
@@ -155,7 +154,10 @@ def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
     try:
         module = ast.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        if isinstance(error, SyntaxError):
+            line = f", line {error.lineno}"
+        else:
+            line = ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         return _ScannedFile(problem=f"{type(error).__name__}{line}: {reason}")
     return _ScannedFile(_list_classes(file, module))
@@ -170,7 +172,10 @@ def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
         for alias in node.names
         if alias.asname
     }
-    roots = LACHESIS_BASES if _has_import_of(imports, "lachesis.environment") else frozenset()
+    if _has_import_of(imports, "lachesis.environment"):
+        roots = LACHESIS_BASES
+    else:
+        roots = frozenset()
     result = []
     for node in module.body:
         if isinstance(node, ast.ClassDef):
@@ -217,13 +222,11 @@ def _has_import_of(imports: Iterable[ast.Import | ast.ImportFrom], module: str) 
 def _base_name(base: ast.expr) -> str | None:
     if isinstance(base, ast.Subscript):  # Generic[...]
         base = base.value
-    return (
-        base.id
-        if isinstance(base, ast.Name)
-        else base.attr
-        if isinstance(base, ast.Attribute)
-        else None
-    )
+    if isinstance(base, ast.Name):
+        return base.id
+    if isinstance(base, ast.Attribute):
+        return base.attr
+    return None
 
 
 def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:

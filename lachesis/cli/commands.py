@@ -25,11 +25,7 @@ from lachesis.cli import (
     watch,
 )
 from lachesis.cli.console import print_answer
-from lachesis.cli.tested_models import (
-    find_trained_model,
-    format_train_command,
-    list_tested_models,
-)
+from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
 from lachesis.config.edits import parse_assignment
 from lachesis.orchestration import server, submit
 from lachesis.orchestration.launch_inputs import describe_default_model
@@ -43,8 +39,8 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.inference_tests import TestOptions
 
+# Last steps of each run that the list of runs searches for a held-out result.
 MAX_HELD_OUT_STEPS = 60
-"""Last steps of each run that the list of runs searches for a held-out result."""
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -144,7 +140,9 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
         record = watch.watch_until_end(service, record.run_id, quiet=args.json)
         answer = service.get_results(record.run_id).to_payload()
         print_answer(args, answer, show_runs.render_results(answer))
-        return 0 if record.status == "completed" else 1
+        if record.status == "completed":
+            return 0
+        return 1
     newest_checkpoint = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
     answer = {
         "run_id": record.run_id,
@@ -164,7 +162,10 @@ def handle_test(args: argparse.Namespace) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     service = LachesisService()
     edits = tuple(parse_assignment(text) for text in args.edits)
-    prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
+    if args.prompt:
+        prompt_options = {"max_tokens": 256, "temperature": 1.0}
+    else:
+        prompt_options = {}
     options = TestOptions(
         num_steps=args.steps,
         group_size=args.group_size,
@@ -209,7 +210,9 @@ def handle_test(args: argparse.Namespace) -> int:
         inference_test.model_dump(mode="json"),
         show_tests.render_test(inference_test, format_train_command(args)),
     )
-    return 0 if (inference_test.result or {}).get("summary", {}).get("environment_working") else 1
+    if (inference_test.result or {}).get("summary", {}).get("environment_working"):
+        return 0
+    return 1
 
 
 def handle_runs(args: argparse.Namespace) -> None:
@@ -241,7 +244,9 @@ def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[s
     except OSError:
         steps = []
     point = find_newest_result(record, steps)
-    return point.model_dump() if point else None
+    if point:
+        return point.model_dump()
+    return None
 
 
 def handle_status(args: argparse.Namespace) -> None:
@@ -257,11 +262,10 @@ def handle_stop(args: argparse.Namespace) -> None:
     waiting.wait_until(lambda: service.get_run(args.run).has_ended, timeout_s=60)
     answer["status"] = service.get_run(args.run).status
     newest_checkpoint = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
-    resume_effect = (
-        f"continues from its checkpoint of step {newest_checkpoint.step}"
-        if newest_checkpoint
-        else "starts it from the beginning, because it has no checkpoint"
-    )
+    if newest_checkpoint:
+        resume_effect = f"continues from its checkpoint of step {newest_checkpoint.step}"
+    else:
+        resume_effect = "starts it from the beginning, because it has no checkpoint"
     stopped_message = (
         f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {resume_effect}"
     )
@@ -343,7 +347,10 @@ def handle_report(args: argparse.Namespace) -> None:
 
 
 def handle_notices(args: argparse.Namespace) -> None:
-    names = remove_notifications() if args.remove else set_notifications(args.webhook)
+    if args.remove:
+        names = remove_notifications()
+    else:
+        names = set_notifications(args.webhook)
     outcome = "removed" if args.remove else f"call {args.webhook}"
     print_answer(
         args,
@@ -363,4 +370,6 @@ def handle_doctor(args: argparse.Namespace) -> int:
     print_answer(
         args, {"checks": [asdict(check) for check in checks]}, console.render_checks(checks)
     )
-    return 0 if all(check.ok or not check.needed for check in checks) else 1
+    if all(check.ok or not check.needed for check in checks):
+        return 0
+    return 1

@@ -37,6 +37,7 @@ _STATUS_STYLES = {
     "learnable": "green",
     "broken": "red",
 }
+# Colours of the judgement of learning. Only a run that was judged healthy is green.
 HEALTH_STYLES = {
     "healthy": "green",
     "too early": "",
@@ -45,7 +46,6 @@ HEALTH_STYLES = {
     "suspect": "yellow",
     "broken": "red",
 }
-"""Colours of the judgement of learning. Only a run that was judged healthy is green."""
 
 
 def print_answer(args: argparse.Namespace, answer: Any, view: Any) -> None:
@@ -120,7 +120,9 @@ def style_status(status: str) -> Text:
 
 
 def format_eta(seconds: float | None) -> str:
-    return "" if seconds is None else f", about {seconds:.0f} s left"
+    if seconds is None:
+        return ""
+    return f", about {seconds:.0f} s left"
 
 
 def format_count(number: float) -> str:
@@ -131,40 +133,39 @@ def format_count(number: float) -> str:
 
 
 def format_hours(hours: float) -> str:
-    return (
-        f"{hours:.1f} hours"
-        if hours >= 1
-        else f"{hours * 60:.0f} minutes"
-        if hours * 60 >= 2
-        else f"{hours * 3600:.0f} s"
-    )
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    if hours * 60 >= 2:
+        return f"{hours * 60:.0f} minutes"
+    return f"{hours * 3600:.0f} s"
 
 
 def format_score(score: float | None) -> str:
-    return "(no score)" if score is None else f"({score:g})"
+    if score is None:
+        return "(no score)"
+    return f"({score:g})"
 
 
 def format_share(share: float, interval: Json | None) -> str:
-    return (
-        f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
-        if interval
-        else f"{share:.3f}"
-    )
+    if interval:
+        return f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    return f"{share:.3f}"
 
 
 def format_number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+    if value is None:
+        return "none"
+    return f"{value:.3f}"
 
 
 def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
     table = make_table("", "what", "found", "how to get it")
     for check in checks:
-        mark = (
-            Text("ok", style="green")
-            if check.ok
-            else Text("not ok", style="red")
-            if check.needed
-            else Text("optional")
-        )
+        if check.ok:
+            mark = Text("ok", style="green")
+        elif check.needed:
+            mark = Text("not ok", style="red")
+        else:
+            mark = Text("optional")
         table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
     return table

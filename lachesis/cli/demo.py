@@ -55,7 +55,9 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
         print(json.dumps(answer, indent=2))
     else:
         _print_results(service, record, answer)
-    return 0 if record.status == "completed" else 1
+    if record.status == "completed":
+        return 0
+    return 1
 
 
 def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) -> RunRecord:

@@ -51,7 +51,9 @@ def run_checks() -> list[DoctorCheck]:
 
 def find_home_leftovers() -> list[cleanup.Leftover]:
     """Return what dead runs have left behind; an empty list if there is no home yet."""
-    return cleanup.find_all_leftovers(RunStore()) if paths.home().is_dir() else []
+    if paths.home().is_dir():
+        return cleanup.find_all_leftovers(RunStore())
+    return []
 
 
 def _check_python() -> DoctorCheck:

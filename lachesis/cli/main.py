@@ -24,6 +24,9 @@ EPILOG = (
 another. All files are kept under $LACHESIS_HOME."
 )
 
+# Adds a command with its help text.
+AddCommand = Callable[[str, str], argparse.ArgumentParser]
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command and its options."""
@@ -42,33 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     def add_command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
-    demo = add_command(
-        "demo", "Build a tiny model, train it on sums, and compare it before and after."
-    )
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
-    serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
-    serve.add_argument(
-        "--port", type=int, help="port of the Prefect server (default: 4200, or a free one)"
-    )
-    _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
-    _add_env(add_command("env", "Create an environment of your own, or check one."))
-    envs = add_command("envs", "List environments; with a name, show its fields.")
-    envs.add_argument("name", nargs="?")
-    _add_profile_option(envs)
-    _add_train(add_command("train", "Start a run on an environment."))
-    _add_resume(
-        add_command(
-            "resume",
-            "Resume an ended run from its newest checkpoint, or from the beginning if it has none.",
-        )
-    )
-    _add_test(
-        add_command(
-            "test", "Test an environment before training: let models answer a few of its items."
-        )
-    )
-    add_command("runs", "List all runs.")
+    # The help lists the commands in this order, which is the order of their use.
+    _add_first_commands(add_command)
+    _add_start_commands(add_command)
     _add_run_commands(add_command)
     _add_notification_options(
         add_command(
@@ -89,7 +68,42 @@ def build_parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_run_commands(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+def _add_first_commands(add_command: AddCommand) -> None:
+    """Add what a user needs before the first run."""
+    demo = add_command(
+        "demo", "Build a tiny model, train it on sums, and compare it before and after."
+    )
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
+    serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
+    serve.add_argument(
+        "--port", type=int, help="port of the Prefect server (default: 4200, or a free one)"
+    )
+    _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
+    _add_env(add_command("env", "Create an environment of your own, or check one."))
+    envs = add_command("envs", "List environments; with a name, show its fields.")
+    envs.add_argument("name", nargs="?")
+    _add_profile_option(envs)
+
+
+def _add_start_commands(add_command: AddCommand) -> None:
+    """Add the commands that start a run or a test, and the list of runs."""
+    _add_train(add_command("train", "Start a run on an environment."))
+    _add_resume(
+        add_command(
+            "resume",
+            "Resume an ended run from its newest checkpoint, or from the beginning if it has none.",
+        )
+    )
+    _add_test(
+        add_command(
+            "test", "Test an environment before training: let models answer a few of its items."
+        )
+    )
+    add_command("runs", "List all runs.")
+
+
+def _add_run_commands(add_command: AddCommand) -> None:
     """Add the commands that act on one run."""
     for name, text in (
         ("status", "Show one run: phase, processes, metrics."),
@@ -250,7 +264,7 @@ def _add_notification_options(command: argparse.ArgumentParser) -> None:
     action.add_argument("--remove", action="store_true", help="no more notices")
 
 
-def _add_servers(add_command: Callable[[str, str], argparse.ArgumentParser]) -> None:
+def _add_servers(add_command: AddCommand) -> None:
     mcp = add_command("mcp", "Serve the tools to an agent by the Model Context Protocol.")
     mcp.add_argument(
         "--http", action="store_true", help="streamable HTTP instead of stdin and stdout"

@@ -85,7 +85,10 @@ def handle_api(args: argparse.Namespace) -> int:
         )
     token = None if args.open else load_or_create_token()
     app = rest.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
-    token_note = "" if args.open else f", with the bearer token in {_describe_token_location()}"
+    if args.open:
+        token_note = ""
+    else:
+        token_note = f", with the bearer token in {_describe_token_location()}"
     return _run_server(
         app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
     )
@@ -96,7 +99,9 @@ def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]
 
 
 def _describe_token_location() -> str:
-    return "$LACHESIS_TOKEN" if os.environ.get("LACHESIS_TOKEN") else str(paths.home() / "token")
+    if os.environ.get("LACHESIS_TOKEN"):
+        return "$LACHESIS_TOKEN"
+    return str(paths.home() / "token")
 
 
 def _run_server(app: object, host: str, port: int, description: str) -> int:

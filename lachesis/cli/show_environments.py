@@ -8,9 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.json_text import Json
-from lachesis.cli.console import (
-    make_table,
-)
+from lachesis.cli.console import make_table
 
 if TYPE_CHECKING:
     from lachesis.catalog.scan import ScanResult
@@ -45,11 +43,10 @@ def render_environment(launch_description: Json) -> RenderableType:
                 str(field["current_value"]),
                 field["description"],
             )
-    warning = (
-        [Text(launch_description["warning"], style="yellow")]
-        if launch_description["warning"]
-        else []
-    )
+    if launch_description["warning"]:
+        warning = [Text(launch_description["warning"], style="yellow")]
+    else:
+        warning = []
     head = Text(
         f"{launch_description['name']} ({launch_description['class_name']}): "
         f"{launch_description['description']}\n{launch_description['file_path']}\n"

@@ -135,11 +135,10 @@ def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
             newest_point["low"],
             newest_point["high"],
         )
-        line = (
-            f"  {draw_sparkline([point['percent_correct'] for point in curve])}"
-            if len(curve) > 1
-            else ""
-        )
+        if len(curve) > 1:
+            line = f"  {draw_sparkline([point['percent_correct'] for point in curve])}"
+        else:
+            line = ""
         rows.append(("held out", f"{share} at step {newest_point['step']}{line}"))
     if failures:
         failure_text = f"{failures['failed']} failed, the last one at step {failures['last_step']}"
@@ -168,7 +167,10 @@ def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
         f"{share:.0%} of the {name}" for name, share in (health.get("budget") or {}).items()
     )
     judgement = "; ".join([health["word"], *health.get("evidence", []), *health.get("advice", [])])
-    age_text = f"{seconds_between(health['at']):.0f} s ago" if health.get("at") else None
+    if health.get("at"):
+        age_text = f"{seconds_between(health['at']):.0f} s ago"
+    else:
+        age_text = None
     return [
         ("looked at", age_text),
         (
@@ -241,11 +243,10 @@ def _describe_held_out(answer: Json) -> dict[str, str]:
     for label, accuracy in held_out.items():
         interval = answer["held_out_intervals"].get(label) or {}
         keys = ("items", "low", "high")
-        text = (
-            "none"
-            if accuracy is None
-            else describe_accuracy(accuracy, *(interval.get(key) for key in keys))
-        )
+        if accuracy is None:
+            text = "none"
+        else:
+            text = describe_accuracy(accuracy, *(interval.get(key) for key in keys))
         descriptions[
             label if " " in label or not has_several else f"{answer['environment']} {label}"
         ] = text
@@ -256,7 +257,10 @@ def _describe_usage(answer: Json) -> str | None:
     actual = answer.get("actual")
     if not actual:
         return None
-    cost = "" if actual.get("cost_usd") is None else f", {actual['cost_usd']:,.2f} US dollars"
+    if actual.get("cost_usd") is None:
+        cost = ""
+    else:
+        cost = f", {actual['cost_usd']:,.2f} US dollars"
     ratio = ", ".join(
         f"{value:.2f} of the expected {key}" for key, value in actual.get("ratio", {}).items()
     )
@@ -265,7 +269,9 @@ def _describe_usage(answer: Json) -> str | None:
 
 
 def _describe_missing_evaluation(status: str) -> str:
-    return "not evaluated" if status in ("completed", "failed", "stopped") else "not yet"
+    if status in ("completed", "failed", "stopped"):
+        return "not evaluated"
+    return "not yet"
 
 
 def render_export(note: Json) -> RenderableType:

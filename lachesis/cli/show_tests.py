@@ -86,15 +86,16 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
 def _format_forecast(forecast: Json) -> str:
     """Return the forecast with its number of steps, which --set total_steps=N changes."""
     tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
-    money = (
-        f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
-        if cost
-        else "no price known for the base model"
-    )
+    if cost:
+        money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
+    else:
+        money = "no price known for the base model"
     plan_text = f"{forecast['planned']['total_steps']} steps of {forecast['planned']['batch_size']} rollouts"
     training = f"{format_hours(hours['low'])} to {format_hours(hours['high'])} of training"
     return f"{plan_text} take {format_count(tokens['low'])} to {format_count(tokens['high'])} tokens, {training}, {money}"
 
 
 def _format_note(prompt: Json) -> str:
-    return f" [{prompt['note']}]" if prompt.get("note") else ""
+    if prompt.get("note"):
+        return f" [{prompt['note']}]"
+    return ""

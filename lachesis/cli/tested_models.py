@@ -13,7 +13,9 @@ from lachesis.validation.inference_tests import EMBEDDED
 def find_trained_model(args: argparse.Namespace) -> str | None:
     """Return the value of `train --model` that corresponds to a test's only local --model, or None."""
     names = [_expand_model_path(name) for name in args.model or []]
-    return names[0] if len(names) == 1 and args.profile == "embedded" else None
+    if len(names) == 1 and args.profile == "embedded":
+        return names[0]
+    return None
 
 
 def list_tested_models(args: argparse.Namespace) -> list[str] | None:
@@ -33,7 +35,9 @@ def _is_local_model(args: argparse.Namespace, name: str) -> bool:
 def _expand_model_path(name: str) -> str:
     """Return the absolute path of a model folder; any other name is returned unchanged."""
     name = name.removeprefix(EMBEDDED)
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    return name
 
 
 def format_train_command(args: argparse.Namespace) -> str:
@@ -41,11 +45,10 @@ def format_train_command(args: argparse.Namespace) -> str:
     model_name = find_trained_model(args)
     model_options = ["--model", model_name] if model_name else []
     edit_options = [part for text in args.edits for part in ("--set", text)]
-    profile_options = (
-        ["--profile", args.profile]
-        if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded")
-        else []
-    )
+    if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded"):
+        profile_options = ["--profile", args.profile]
+    else:
+        profile_options = []
     return shlex.join(
         [
             "lachesis",

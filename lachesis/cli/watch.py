@@ -106,12 +106,14 @@ class _LineView:
         key = f"{record.phase} {step // 10}"
         if key != self.last_key:
             self.last_key = key
-            reward = (
-                f", reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})"
-                if steps
-                else ""
-            )
-            held_out = f", held out {point}" if (point := _describe_newest_held_out(steps)) else ""
+            if steps:
+                reward = f", reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})"
+            else:
+                reward = ""
+            if point := _describe_newest_held_out(steps):
+                held_out = f", held out {point}"
+            else:
+                held_out = ""
             progress_text = f"{record.phase}, step {step} of {record.total_steps}"
             console.console.print(
                 f"{_compute_elapsed_s(record):6.1f} s  {progress_text}{reward}{held_out}"
@@ -162,41 +164,46 @@ def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType
 def _describe_newest_held_out(steps: list[dict[str, float]]) -> str | None:
     """Return the newest held-out result as text."""
     curve = build_held_out_curve(steps)
-    return f"{describe_point(curve[-1])} at step {curve[-1].step}" if curve else None
+    if curve:
+        return f"{describe_point(curve[-1])} at step {curve[-1].step}"
+    return None
 
 
 def _render_held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
     """Return the newest held-out result with its curve."""
     shares = [point.percent_correct for point in build_held_out_curve(steps)]
-    return (
-        [Text(f"held out {_describe_newest_held_out(steps)}  {console.draw_sparkline(shares)}")]
-        if shares
-        else []
-    )
+    if shares:
+        return [
+            Text(f"held out {_describe_newest_held_out(steps)}  {console.draw_sparkline(shares)}")
+        ]
+    return []
 
 
 def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
     if not steps:
         return []
     last_step = steps[-1]
-    parts = [f"{last_step['time/step']:.2f} s a step"] if last_step.get("time/step") else []
+    if last_step.get("time/step"):
+        parts = [f"{last_step['time/step']:.2f} s a step"]
+    else:
+        parts = []
     parts += [
         f"{last_step[key]:,.0f} {key.rsplit('/', 1)[1]} tokens a second"
         for key in SPEED_KEYS
         if last_step.get(key)
     ]
-    parts += (
-        [] if last_step.get("cost/total") is None else [f"{last_step['cost/total']:.2f} US dollars"]
-    )
+    if last_step.get("cost/total") is not None:
+        parts += [f"{last_step['cost/total']:.2f} US dollars"]
     return [Text("  ".join(parts), style="dim")]
 
 
 def _render_health(record: RunRecord) -> list[RenderableType]:
     """Return the monitor's stall, if there is one, and the judgement of learning."""
     stall = (record.health or {}).get("stalled")
-    lines = (
-        [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"] if stall else []
-    )
+    if stall:
+        lines = [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"]
+    else:
+        lines = []
     return [*(Text(line, style="red") for line in lines), _render_learning(record)]
 
 
@@ -212,7 +219,9 @@ def _compute_recent_reward(steps: list[dict[str, float]]) -> float:
 
 
 def _describe_window(steps: list[dict[str, float]]) -> str:
-    return f"mean of {min(5, len(steps))} steps" if len(steps) > 1 else "one step"
+    if len(steps) > 1:
+        return f"mean of {min(5, len(steps))} steps"
+    return "one step"
 
 
 def _compute_elapsed_s(record: RunRecord) -> float:

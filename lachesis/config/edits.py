@@ -43,8 +43,8 @@ SECTIONS: dict[str, type[Section]] = {
     "openai": OpenAISection,
     "limits": LimitsSection,
 }
+# The section of fields that belong to no section of the YAML.
 TOP_SECTION = "run"
-"""The section of fields that belong to no section of the YAML."""
 MAX_CHARACTERS = 10_000
 
 
@@ -82,8 +82,8 @@ class ConfigFields:
     ) -> None:
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, ConfigField] = {}
+        # The environment's schema, which may be narrower than ours for fields of both.
         self.environment_properties: dict[str, Any] = {}
-        """The environment's schema, which may be narrower than ours for fields of both."""
         unlocked = PROFILES[profile].unlocked
         for section, model in SECTIONS.items():
             section_schema = model.model_json_schema()
@@ -91,11 +91,10 @@ class ConfigFields:
             for name, info in model.model_fields.items():
                 locks = [lock for lock in info.metadata if isinstance(lock, Locked)]
                 lock_reasons = [lock.reason for lock in locks if not (is_owner and lock.for_agents)]
-                lock_reason = (
-                    lock_reasons[0]
-                    if lock_reasons and f"{section}.{name}" not in unlocked
-                    else None
-                )
+                if lock_reasons and f"{section}.{name}" not in unlocked:
+                    lock_reason = lock_reasons[0]
+                else:
+                    lock_reason = None
                 field = ConfigField(
                     section,
                     name,
@@ -169,9 +168,10 @@ class ConfigFields:
         """
         field = self.find(name)
         if field.lock_reason is not None:
-            section = (
-                current if field.section == TOP_SECTION else getattr(current, field.section, None)
-            )
+            if field.section == TOP_SECTION:
+                section = current
+            else:
+                section = getattr(current, field.section, None)
             current_value = getattr(section, field.name, field.default)
             raise LockedFieldError(
                 f"{field.section}.{field.name} is locked at {current_value!r} "
@@ -202,11 +202,10 @@ class ConfigFields:
             if field.name in model.model_fields:
                 return getattr(model.model_validate({field.name: value}), field.name)
         except (jsonschema.ValidationError, ValidationError, ValueError) as error:
-            reason = (
-                error.errors()[0]["msg"]
-                if isinstance(error, ValidationError)
-                else getattr(error, "message", str(error))
-            )
+            if isinstance(error, ValidationError):
+                reason = error.errors()[0]["msg"]
+            else:
+                reason = getattr(error, "message", str(error))
             shown = shorten(repr(value))
             raise FieldValueError(
                 f"{field.section}.{field.name} is {shown}: "

@@ -17,12 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from lachesis.base import paths
-from lachesis.base.errors import (
-    ConfigError,
-    MissingDependencyError,
-    MissingKeyError,
-    shorten,
-)
+from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 
@@ -168,7 +163,9 @@ def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
 
     It is that of OpenRouter unless `$OPENAI_BASE_URL` names another endpoint.
     """
-    return "OPENAI_API_KEY" if environ.get("OPENAI_BASE_URL") else "OPENROUTER_API_KEY"
+    if environ.get("OPENAI_BASE_URL"):
+        return "OPENAI_API_KEY"
+    return "OPENROUTER_API_KEY"
 
 
 def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:

@@ -25,8 +25,8 @@ from lachesis.config.schema import (
     TinkerSection,
 )
 
+# The largest weight of an environment among others.
 MAX_WEIGHT = 1000
-"""The largest weight of an environment among others."""
 
 
 class RunConfig(Section):
@@ -170,7 +170,10 @@ class RunConfig(Section):
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             # A ValueError means that the file is not text, or holds a date that does not exist.
             raise ConfigError(f"{path} is not YAML: {error}") from error
-        endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
+        if isinstance(content, dict):
+            endpoint = content.pop("openai", None) or {}
+        else:
+            endpoint = {}
         endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
         if not isinstance(content, dict) or not all(
             isinstance(section or {}, dict) for section in (*content.values(), endpoint)

@@ -20,10 +20,10 @@ from lachesis.base.errors import (
 )
 from lachesis.base.http_guard import HttpGuard
 
+# Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
 MAX_BODY_BYTES = 600_000_000
-"""Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB."""
+# How long open responses may delay the shutdown; a long poll would take half a minute.
 SHUTDOWN_TIMEOUT_S = 3
-"""How long open responses may delay the shutdown; a long poll would take half a minute."""
 
 
 def main() -> int:

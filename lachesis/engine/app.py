@@ -74,9 +74,11 @@ def create_app(engine: Engine, token: str) -> FastAPI:
     app = FastAPI(title="Lachesis embedded engine", lifespan=lifespan, openapi_url=None)
     authenticated_router = APIRouter(prefix="/api/v1", dependencies=[Depends(require_token)])
     _add_session_routes(authenticated_router, dispatcher)
+    _add_model_routes(authenticated_router, dispatcher)
     _add_training_routes(authenticated_router, dispatcher)
     _add_weights_routes(authenticated_router, dispatcher)
-    _add_sampling_routes(authenticated_router, dispatcher)
+    _add_sampler_routes(authenticated_router, dispatcher)
+    _add_future_routes(authenticated_router, dispatcher)
     rest_routes.add_rest_routes(authenticated_router, engine)
     app.include_router(authenticated_router)
     app.include_router(rest_routes.create_download_router(engine))
@@ -138,7 +140,7 @@ def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
         dispatcher.end_session(session_id)
 
 
-def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+def _add_model_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
     engine = dispatcher.engine
 
     @router.post("/create_model")
@@ -180,6 +182,16 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
             "optimizer_config": {"type": "adamw"},
         }
 
+    @router.post("/unload_model")
+    async def unload_model(body: ModelBody) -> dict[str, Any]:
+        return dispatcher.submit(
+            (body.model_id, body.seq_id), lambda: engine.unload_model(body.model_id)
+        )
+
+
+def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    engine = dispatcher.engine
+
     @router.post("/forward_backward")
     async def forward_backward(request: Request) -> dict[str, Any]:
         parsed_request = protobuf_messages.parse_forward_backward(await request.body())
@@ -196,12 +208,6 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
             return engine.optim_step(body.model_id, body.adam_params or {})
 
         return dispatcher.submit((body.model_id, body.seq_id), take_step)
-
-    @router.post("/unload_model")
-    async def unload_model(body: ModelBody) -> dict[str, Any]:
-        return dispatcher.submit(
-            (body.model_id, body.seq_id), lambda: engine.unload_model(body.model_id)
-        )
 
 
 def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
@@ -244,7 +250,7 @@ def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
         return dispatcher.submit((new_model_id, 0), create, model_id=new_model_id)
 
 
-def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
     engine = dispatcher.engine
 
     @router.post("/save_weights_for_sampler")
@@ -295,6 +301,8 @@ def _add_sampling_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
         dispatcher.client_counts[sampler_id] = dispatcher.client_counts.get(sampler_id, 0) + 1
         return {"client_counter": dispatcher.client_counts[sampler_id]}
 
+
+def _add_future_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
     @router.post("/asample")
     async def asample(body: SampleBody) -> dict[str, Any]:
         return dispatcher.submit_sample(body)

@@ -14,17 +14,14 @@ from fastapi import HTTPException
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.engine import Engine
 from lachesis.engine.futures import FutureRegistry
-from lachesis.engine.json_messages import (
-    SampleBody,
-)
+from lachesis.engine.json_messages import SampleBody
 from lachesis.engine.model_thread import CANCELLED, ModelThread, OperationCall, make_tinker_error
 from lachesis.engine.sample_request import MAX_SAMPLES_PER_REQUEST
 
 LONG_POLL_S = 30.0
+# Maximum number of waiting sampling requests; the client of a further one waits a second and
+# retries.
 MAX_WAITING_REQUESTS = 10_000
-"""Maximum number of waiting sampling requests; the client of a further one waits a second and
-retries.
-"""
 
 
 class RequestDispatcher:
@@ -35,8 +32,8 @@ class RequestDispatcher:
         self.futures = FutureRegistry()
         self.thread: ModelThread | None = None
         self.client_counts: dict[str, int] = {}
+        # The highest sequence id that each model has received.
         self.last_sequence_ids: dict[str, int] = {}
-        """The highest sequence id that each model has received."""
 
     def submit(
         self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any

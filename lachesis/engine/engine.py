@@ -24,13 +24,12 @@ from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 
+# A file of this name in the store makes updates change nothing; tests of the monitor use it.
 FREEZE_FILE_NAME = "freeze-weights"
-"""A file of this name in the store makes updates change nothing; tests of the monitor use it."""
+# Maximum number of unnamed sampler weights per session; the least recently used are dropped first.
 MAX_SNAPSHOTS_PER_SESSION = 16
-"""Maximum number of unnamed sampler weights per session; the least recently used are dropped first.
-"""
+# A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed.
 SESSION_EXPIRY_S = 900.0
-"""A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed."""
 
 
 @dataclass

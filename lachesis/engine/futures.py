@@ -12,11 +12,11 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+# How long a result is kept, because the client asks again when a response is lost.
 RESULT_RETENTION_S = 600.0
-"""How long a result is kept, because the client asks again when a response is lost."""
 
+# Protobuf for forward-backward and sampling, JSON for everything else.
 Payload = bytes | dict[str, Any]
-"""Protobuf for forward-backward and sampling, JSON for everything else."""
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+# A larger cache is freed when nothing is sampled.
 MAX_IDLE_BYTES = 2**28
-"""A larger cache is freed when nothing is sampled."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -47,14 +47,13 @@ class SlotCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        # The slots of the current pass, the positions of their new tokens, and the length that
+        # attention covers.
         self.decode_step: tuple[torch.Tensor, torch.Tensor, int] = (
             torch.zeros(0),
             torch.zeros(0),
             0,
         )
-        """The slots of the current pass, the positions of their new tokens, and the length that
-        attention covers.
-        """
         self._num_slots = self._reserved_length = 0
 
     def reserve(self, num_slots: int, max_length: int, template: Cache) -> None:
@@ -63,14 +62,14 @@ class SlotCache(Cache):
         """
         if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
-        new_num_slots = (
-            self._num_slots if num_slots <= self._num_slots else max(num_slots, 2 * self._num_slots)
-        )
-        new_length = (
-            self._reserved_length
-            if max_length <= self._reserved_length
-            else -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
-        )
+        if num_slots <= self._num_slots:
+            new_num_slots = self._num_slots
+        else:
+            new_num_slots = max(num_slots, 2 * self._num_slots)
+        if max_length <= self._reserved_length:
+            new_length = self._reserved_length
+        else:
+            new_length = -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
         while len(self.layers) < len(template.layers):
             self.layers.append(SlotLayer(self))
         for layer, template_layer in zip(self.layers, template.layers, strict=True):

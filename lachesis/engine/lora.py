@@ -57,8 +57,8 @@ class LoraAdapter:
 
 
 _BASE_MODEL_KEY = object()
+# Rows of a batch (None for all rows), and the adapter that they use (None for the base model).
 AdapterAssignment = tuple[torch.Tensor | None, LoraAdapter | None]
-"""Rows of a batch (None for all rows), and the adapter that they use (None for the base model)."""
 
 
 class LoraLinear:
@@ -72,13 +72,15 @@ class LoraLinear:
         ] = ()
         self.merged_weight: torch.Tensor | None = None
         self._merge_buffer: torch.Tensor | None = None
+        # Returns the number of sequences of the current pass; 0 if each input row is one.
         self.get_num_sequences = lambda: 0
-        """Returns the number of sequences of the current pass; 0 if each input row is one."""
 
     @property
     def weight(self) -> torch.Tensor:
         """Return the weight (out, in); GPT-2 stores its weights transposed."""
-        return self.linear.weight.T if isinstance(self.linear, Conv1D) else self.linear.weight
+        if isinstance(self.linear, Conv1D):
+            return self.linear.weight.T
+        return self.linear.weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.merged_weight is not None:
@@ -143,8 +145,8 @@ class LoraLayers:
         self._components = _classify_linear_layers(module)
         self._module_paths = [path for path, _ in module.named_modules()]
         self._layers = {path: LoraLinear(module.get_submodule(path)) for path in self._components}
+        # Sequences of the current pass; 0 if the head is applied to selected states.
         self.num_sequences = 0
-        """Sequences of the current pass; 0 if the head is applied to selected states."""
         for path, layer in self._layers.items():
             module.get_submodule(path).forward = layer
             layer.get_num_sequences = lambda: self.num_sequences
@@ -199,7 +201,10 @@ class LoraLayers:
     def check_factors(self, factors: Factors, source: str) -> None:
         """Raise EngineRequestError for an adapter of another model."""
         for path, (a, b) in factors.items():
-            shape = tuple(self._layers[path].weight.shape) if path in self._layers else None
+            if path in self._layers:
+                shape = tuple(self._layers[path].weight.shape)
+            else:
+                shape = None
             if shape != (b.shape[0], a.shape[1]):
                 raise EngineRequestError(
                     f"{source}: {path} is for a layer of {b.shape[0]} x {a.shape[1]}; this model "
@@ -252,11 +257,10 @@ class LoraLayers:
         for path, layer in self._layers.items():
             layer.active_adapters, layer.merged_weight = (), None
             if path in adapter.factors:
-                layer.merged_weight = (
-                    layer._merge_buffer
-                    if adapter is self._merged_adapter
-                    else layer.merge(*adapter.factors[path], adapter.scale)
-                )
+                if adapter is self._merged_adapter:
+                    layer.merged_weight = layer._merge_buffer
+                else:
+                    layer.merged_weight = layer.merge(*adapter.factors[path], adapter.scale)
         self._merged_adapter = adapter
 
     def clear_adapters(self) -> None:
@@ -291,7 +295,12 @@ def _classify_linear_layers(module: Any) -> dict[str, str]:
         # The router of a mixture of experts is not adapted.
         if isinstance(layer, torch.nn.Linear | Conv1D) and not path.endswith((".gate", ".router")):
             is_attention = "attn" in path or "attention" in path
-            components[path] = "unembed" if layer is head else "attn" if is_attention else "mlp"
+            if layer is head:
+                components[path] = "unembed"
+            elif is_attention:
+                components[path] = "attn"
+            else:
+                components[path] = "mlp"
     return components
 
 

@@ -49,7 +49,9 @@ def cross_entropy(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> tor
     Weights may be any real number: the SDK sends the gradients of a client's own loss through them.
     Without weights every target counts 1.
     """
-    return -(inputs["weights"] * logprobs) if "weights" in inputs else -logprobs
+    if "weights" in inputs:
+        return -(inputs["weights"] * logprobs)
+    return -logprobs
 
 
 def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -18,6 +18,9 @@ from lachesis.base.errors import ModelNotFoundError
 from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import LoraLayers
 from lachesis.engine.startup_check import compute_tolerance, measure_difference, verify_base_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +63,8 @@ class BaseLanguageModel:
         self._backbone, self._lm_head = self.module.base_model, self.module.get_output_embeddings()
         self._forward_parameters = set(inspect.signature(self._backbone.forward).parameters)
         self._has_separate_head = False
+        # Size of the keys and values of one token in all layers.
         self.kv_bytes_per_token = 1
-        """Size of the keys and values of one token in all layers."""
         self.lora_layers = LoraLayers(self.module)
         verify_base_model(self)
         size = sum(weight.nbytes for weight in self.module.parameters())
@@ -134,11 +137,10 @@ class BaseLanguageModel:
             masks[layer_type] = mask
             if window is not None:
                 window_type, window_size = window
-                window_start = (
-                    positions // window_size * window_size
-                    if window_type == "chunk"
-                    else positions - window_size + 1
-                )
+                if window_type == "chunk":
+                    window_start = positions // window_size * window_size
+                else:
+                    window_start = positions - window_size + 1
                 is_outside = torch.arange(mask.shape[-1], device=mask.device) < window_start
                 masks[layer_type] = mask.masked_fill(
                     is_outside[:, None, None], torch.finfo(mask.dtype).min
@@ -177,17 +179,21 @@ def _read_attention_windows(config: Any) -> dict[str, tuple[str, int] | None]:
     chunk = getattr(config, "attention_chunk_size", None)
     layer_types = set(getattr(config, "layer_types", None) or ())
     if not layer_types:
-        return {"": ("window", window)} if window is not None else {}
+        if window is not None:
+            return {"": ("window", window)}
+        return {}
     windows: dict[str, tuple[str, int] | None] = dict.fromkeys(layer_types)
     for layer_type in layer_types:
         if "sliding" in layer_type and window is not None:
             windows[layer_type] = ("window", window)
         elif "chunked" in layer_type and chunk is not None:
             windows[layer_type] = ("chunk", chunk)
-    return windows if any(windows.values()) else {}
+    if any(windows.values()):
+        return windows
+    return {}
 
 
-def _read_eos_ids(module: Any, tokenizer: Any) -> frozenset[int]:
+def _read_eos_ids(module: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ids = getattr(module.generation_config, "eos_token_id", None)
     eos_ids = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
     return frozenset(int(eos_id) for eos_id in eos_ids if eos_id is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -18,6 +18,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.sample_request import SampleResponse
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 MAX_DENSE_ELEMENTS = 2**27
 _PACKAGE = "lachesis_wire"
@@ -90,7 +93,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 }
 
 
-def _add_field(message: Any, declaration: str) -> None:
+def _add_field(message: Message, declaration: str) -> None:
     number, name, type_name, *flag = declaration.split()
     proto = descriptor_pb2.FieldDescriptorProto
     field_proto = message.field.add(name=name, number=int(number), label=proto.LABEL_OPTIONAL)
@@ -169,9 +172,10 @@ def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
         ) from error
     config: dict[str, float | str] = {entry.key: entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
-        config[entry.key] = (
-            entry.value.text if entry.value.WhichOneof("kind") == "text" else entry.value.number
-        )
+        if entry.value.WhichOneof("kind") == "text":
+            config[entry.key] = entry.value.text
+        else:
+            config[entry.key] = entry.value.number
     return ForwardBackwardRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
@@ -191,7 +195,7 @@ def decode_data(request: ForwardBackwardRequest) -> list[DecodedDatum]:
     return [_decode_datum(message) for message in request.datums]
 
 
-def _decode_datum(message: Any) -> DecodedDatum:
+def _decode_datum(message: Message) -> DecodedDatum:
     tokens = [_decode_text_tokens(chunk) for chunk in message.model_input]
     return DecodedDatum(
         tokens=np.concatenate(tokens).astype(np.int64) if tokens else np.zeros(0, np.int64),
@@ -201,7 +205,7 @@ def _decode_datum(message: Any) -> DecodedDatum:
     )
 
 
-def _decode_text_tokens(chunk: Any) -> Array:
+def _decode_text_tokens(chunk: Message) -> Array:
     kind = chunk.WhichOneof("kind")
     if kind != "encoded_text":
         raise EngineRequestError(
@@ -210,7 +214,7 @@ def _decode_text_tokens(chunk: Any) -> Array:
     return np.frombuffer(chunk.encoded_text.tokens, np.dtype("<i4"))
 
 
-def _decode_tensor(name: str, tensor: Any) -> Array:
+def _decode_tensor(name: str, tensor: Message) -> Array:
     dtype = _DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None:
@@ -227,7 +231,7 @@ def _decode_tensor(name: str, tensor: Any) -> Array:
         ) from error
 
 
-def _decode_csr(sparse: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _decode_csr(sparse: Message, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     _check_sparse_shape(shape)
     dense = np.zeros(shape, dtype)
     row_offsets = np.frombuffer(sparse.crow_indices, np.int64)
@@ -258,7 +262,7 @@ def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, floa
 
 
 def _add_array_record(
-    output: Any, arrays: Sequence[Array], trailing_shape: tuple[int, ...]
+    output: Message, arrays: Sequence[Array], trailing_shape: tuple[int, ...]
 ) -> None:
     blobs = [np.ascontiguousarray(array, np.dtype("<f4")).tobytes() for array in arrays]
     record = output.loss_fn_outputs.add(num_datums=len(blobs))
@@ -293,7 +297,7 @@ def encode_sample_response(sample_response: SampleResponse) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def _fill_top_logprobs(message: Any, top_logprobs: tuple[Array, Array]) -> None:
+def _fill_top_logprobs(message: Message, top_logprobs: tuple[Array, Array]) -> None:
     ids, logprobs = top_logprobs
     message.token_ids, message.logprobs = (
         np.asarray(ids, "<i4").tobytes(),
@@ -302,7 +306,7 @@ def _fill_top_logprobs(message: Any, top_logprobs: tuple[Array, Array]) -> None:
     message.length, message.k = ids.shape
 
 
-def _fill_tensor(message: Any, array: Array, dtype: int) -> None:
+def _fill_tensor(message: Message, array: Array, dtype: int) -> None:
     message.dense, message.dtype = np.ascontiguousarray(array, _DTYPES[dtype]).tobytes(), dtype
     message.shape.extend(array.shape)
 

@@ -15,11 +15,10 @@ from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 never_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
 MAX_TOP_K = 1024
 MAX_SAMPLES_PER_REQUEST = 4096
+# Maximum number of prompt logits computed at a time, positions times vocabulary.
 MAX_LOGITS_PER_CHUNK = 2**24
-"""Maximum number of prompt logits computed at a time, positions times vocabulary."""
+# Token ids and log-probabilities (positions, k), the most likely first; 0 and -99999 if missing.
 TopLogprobs = tuple[Array, Array]
-"""Token ids and log-probabilities (positions, k), the most likely first; 0 and -99999 if missing.
-"""
 MISSING_LOGPROB = -99999.0
 
 
@@ -107,7 +106,10 @@ class SampleRequest:
             ("topk_prompt_logprobs", spec.num_top_logprobs),
             ("prompt_alt_tokens_k", spec.num_alternatives),
         ):
-            max_k = MAX_TOP_K if name == "prompt_alt_tokens_k" else min(MAX_TOP_K, vocab_size)
+            if name == "prompt_alt_tokens_k":
+                max_k = MAX_TOP_K
+            else:
+                max_k = min(MAX_TOP_K, vocab_size)
             if not 0 <= k <= max_k:
                 raise EngineRequestError(f"{name} is {k}; allowed: 0 to {max_k}")
         if spec.last_n is not None and not 1 <= spec.last_n <= num_positions:

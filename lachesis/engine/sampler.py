@@ -28,14 +28,13 @@ from lachesis.engine.sampling_job import BatchRow, SamplingJob
 from lachesis.engine.slot_state import SlotState
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
+# Maximum number of sequences that are extended together.
 MAX_ROWS = 512
-"""Maximum number of sequences that are extended together."""
+# Maximum size of keys and values; each sequence takes the room of the longest that a request
+# allows.
 MAX_CACHE_BYTES = 2**31
-"""Maximum size of keys and values; each sequence takes the room of the longest that a request
-allows.
-"""
+# Maximum number of prompt tokens of one pass, padding included.
 MAX_PREFILL_TOKENS = 4096
-"""Maximum number of prompt tokens of one pass, padding included."""
 
 
 class Sampler:
@@ -144,7 +143,10 @@ class Sampler:
     def _create_row(self, job: SamplingJob, index: int) -> BatchRow:
         request = job.request
         max_new_tokens = self.base.context_length - len(request.prompt)
-        rng = self._rng if request.seed is None else _create_rng(request.seed, index)
+        if request.seed is None:
+            rng = self._rng
+        else:
+            rng = _create_rng(request.seed, index)
         return BatchRow(job, index, min(max_new_tokens, request.max_tokens or max_new_tokens), rng)
 
     def _free_slots(self, slots: Iterable[int]) -> None:
@@ -229,7 +231,10 @@ class Sampler:
 
     def _compute_prompt_logprobs(self, job: SamplingJob, states: torch.Tensor) -> PromptLogprobs:
         num_alternatives = job.request.prompt_logprobs_spec.num_alternatives
-        rng = self._rng if job.request.seed is None else _create_rng(job.request.seed, 2**32)
+        if job.request.seed is None:
+            rng = self._rng
+        else:
+            rng = _create_rng(job.request.seed, 2**32)
         self.base.lora_layers.use_for_sampling(_assign_adapters([job.snapshot], self.base.device))
         return compute_prompt_logprobs(
             job.request,
@@ -270,7 +275,10 @@ class Sampler:
         state = self._state
         if self._settings is None or rows.start:
             settings = state.get_settings(rows)
-            self._settings = settings if rows == slice(0, len(self._rows)) else None
+            if rows == slice(0, len(self._rows)):
+                self._settings = settings
+            else:
+                self._settings = None
         else:
             settings = self._settings
         state.draw_uniforms(self._rows)

@@ -10,8 +10,8 @@ import torch
 from lachesis.engine.sampling_job import BatchRow
 from lachesis.engine.token_choice import TokenChoiceSettings
 
+# The tensors of generated tokens grow by at least this many tokens.
 MIN_GROWTH = 64
-"""The tensors of generated tokens grow by at least this many tokens."""
 
 
 class SlotState:

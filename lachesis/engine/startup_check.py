@@ -22,30 +22,29 @@ if TYPE_CHECKING:
     from lachesis.engine.model import BaseLanguageModel
 
 log = logging.getLogger(__name__)
+# Maximum difference of log-probabilities in nats, times the largest logit where that is above 1.
 MAX_LOGPROB_DIFFERENCE = 1e-3
-"""Maximum difference of log-probabilities in nats, times the largest logit where that is above 1.
-"""
+# The limit is this many times larger in bfloat16, which has about three significant digits.
 BFLOAT16_FACTOR = 10
-"""The limit is this many times larger in bfloat16, which has about three significant digits."""
+# Number of tokens to compare if no window or chunk is longer than SHORT_WINDOW.
 NUM_COMPARED_TOKENS = 24
-"""Number of tokens to compare if no window or chunk is longer than SHORT_WINDOW."""
 SHORT_WINDOW = 8
+# Number of tokens to compare after the longest window that cannot be shortened.
 NUM_TOKENS_BEYOND_WINDOW = 4
-"""Number of tokens to compare after the longest window that cannot be shortened."""
+# Scale of the random adapter's effect: large enough to notice where the adapter is left out.
 RANDOM_ADAPTER_EFFECT = 1.0
-"""Scale of the random adapter's effect: large enough to notice where the adapter is left out."""
+# How much the tiny training step should lower the loss, in nats per token.
 TARGET_LOSS_DECREASE = 1e-3
-"""How much the tiny training step should lower the loss, in nats per token."""
 MAX_TRIES = 3
+# Fields from which masks are made in each pass, so that a check may shorten the windows.
 ADJUSTABLE_WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
-"""Fields from which masks are made in each pass, so that a check may shorten the windows."""
+# Fields that a model reads only when it is created.
 FIXED_WINDOW_FIELDS = ("window_size", "sliding_window_size", "attention_window_size")
-"""Fields that a model reads only when it is created."""
+# Families that `make families` found to differ although the checks at startup find nothing.
 REJECTED_FAMILIES = {
     "hrm_text": "its log-probabilities after one training step differ by 0.16 nats from those of "
     "PyTorch and PEFT (it leaves most of its cycles out of the gradient; allowed: 0.001)",
 }
-"""Families that `make families` found to differ although the checks at startup find nothing."""
 
 
 def verify_base_model(base: BaseLanguageModel) -> None:
@@ -278,7 +277,9 @@ def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
 
 def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the largest absolute difference of two tensors, or infinity if their shapes differ."""
-    return float((first - second).abs().max()) if first.shape == second.shape else float("inf")
+    if first.shape == second.shape:
+        return float((first - second).abs().max())
+    return float("inf")
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from lachesis.engine.model import BaseLanguageModel
 
 log = logging.getLogger(__name__)
 ROWS, TOKENS, REPEATS = 8, 16, 4
+# A larger number of threads is used if it takes at most this share of the time.
 MAX_TIME_SHARE = 0.95
-"""A larger number of threads is used if it takes at most this share of the time."""
 
 
 def tune_num_threads(base: BaseLanguageModel) -> int:

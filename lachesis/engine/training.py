@@ -17,16 +17,16 @@ from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
 
+# Logits (tokens, vocabulary) are the largest tensor of a pass; this is a quarter of a GiB in
+# float32.
 MAX_LOGITS_PER_PASS = 2**26
-"""Logits (tokens, vocabulary) are the largest tensor of a pass; this is a quarter of a GiB in
-float32.
-"""
+# Maximum number of tokens of one pass, padding included.
 MAX_TOKENS_PER_PASS = 2**13
-"""Maximum number of tokens of one pass, padding included."""
+# Maximum share of padding in a pass.
 MAX_PADDING_SHARE = 0.1
-"""Maximum share of padding in a pass."""
+# This much padding costs less than another pass.
 CHEAP_PADDING_TOKENS = 256
-"""This much padding costs less than another pass."""
+# The settings of an optimizer step and their defaults.
 ADAM_DEFAULTS = {
     "learning_rate": 1e-4,
     "beta1": 0.9,
@@ -35,7 +35,6 @@ ADAM_DEFAULTS = {
     "weight_decay": 0.0,
     "grad_clip_norm": 0.0,
 }
-"""The settings of an optimizer step and their defaults."""
 
 ForwardBackwardResult = tuple[list[Array], dict[str, float]]
 
@@ -377,7 +376,10 @@ def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
             or not isinstance(value, int | float)
             or not 0 <= value < upper_bound
         ):
-            limit = "at least 0 and below 1" if upper_bound == 1 else "finite and at least 0"
+            if upper_bound == 1:
+                limit = "at least 0 and below 1"
+            else:
+                limit = "finite and at least 0"
             raise EngineRequestError(
                 f"adam_params.{key} is {'not finite' if value is None else repr(value)}; allowed: "
                 f"a number, {limit}"

@@ -75,7 +75,9 @@ class WeightsStore:
         """Return the folder of a checkpoint, which may not exist."""
         folder = self.root / path.run / path.kind / path.name
         replaced = _get_replaced_folder(folder)
-        return replaced if replaced.exists() and not folder.exists() else folder
+        if replaced.exists() and not folder.exists():
+            return replaced
+        return folder
 
     def save(
         self,
@@ -208,9 +210,12 @@ class WeightsStore:
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
         """Let a checkpoint expire after some seconds, or never."""
         checkpoint_record = self.read_record(path)
-        checkpoint_record["expires_at"] = (
-            (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
-        )
+        if seconds:
+            checkpoint_record["expires_at"] = (
+                datetime.now(UTC) + timedelta(seconds=seconds)
+            ).isoformat()
+        else:
+            checkpoint_record["expires_at"] = None
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:

@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
@@ -44,6 +44,9 @@ from lachesis.env_process import (
     stages,
 )
 from lachesis.environment.endpoint_errors import list_causes
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv
 
 
 def main() -> None:
@@ -80,11 +83,10 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
         name = os.environ.get("LACHESIS_ENVIRONMENT", "")
         if name:
             atropos_patches.label_groups(name)
-        evaluation_client = (
-            scheduled_evaluation.EvaluationClient(*inference_server, name)
-            if inference_server
-            else None
-        )
+        if inference_server:
+            evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
+        else:
+            evaluation_client = None
         _instrument_environment(
             Path(os.environ["LACHESIS_TALLY"]),
             Path(os.environ["LACHESIS_CURSOR"]),
@@ -125,7 +127,7 @@ def _instrument_environment(
         position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"])
     )
 
-    def cli(cls: Any) -> None:
+    def cli(cls: type[BaseEnv]) -> None:
         dataset_position.install_position_tracking(start_position, cls)
         counters.install_rollout_counters(rollout_counters, cls)
         if evaluation_client is not None:
@@ -168,7 +170,7 @@ def _make_examples(file: Path, request: dict[str, Any], *, class_name: str) -> d
     return {"examples": warmup_examples.make_warmup_examples(file, class_name, request)}
 
 
-def _describe_configuration(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _describe_configuration(cls: type[BaseEnv], values: dict[str, Any]) -> dict[str, Any]:
     from atroposlib.envs.base import BaseEnvConfig
     from pydantic import BaseModel, ValidationError
 

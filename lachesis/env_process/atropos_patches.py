@@ -27,9 +27,13 @@ import functools
 import inspect
 import os
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.env_process import lazy_modules
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
+    from transformers import PreTrainedTokenizerBase
 
 
 def apply_atropos_patches() -> None:
@@ -49,7 +53,7 @@ def restore_template_default() -> None:
     original = PreTrainedTokenizerBase.apply_chat_template
 
     @functools.wraps(original)
-    def apply_chat_template(self: Any, *args: Any, **options: Any) -> Any:
+    def apply_chat_template(self: PreTrainedTokenizerBase, *args: Any, **options: Any) -> Any:
         options.setdefault("return_dict", False)
         return original(self, *args, **options)
 
@@ -94,14 +98,12 @@ def install_inference_token() -> tuple[str, str] | None:
     original_init = ServerManager.__init__
 
     @functools.wraps(original_init)
-    def with_token(self: Any, configs: Any, *values: Any, **options: Any) -> None:
+    def with_token(self: ServerManager, configs: Any, *values: Any, **options: Any) -> None:
         def add_token(server_config: Any) -> Any:
             is_run_server = str(getattr(server_config, "base_url", None)).startswith(f"{url}/")
-            return (
-                server_config.model_copy(update={"api_key": token})
-                if is_run_server
-                else server_config
-            )
+            if is_run_server:
+                return server_config.model_copy(update={"api_key": token})
+            return server_config
 
         original_init(
             self,
@@ -123,7 +125,7 @@ def label_groups(name: str) -> None:
     original = BaseEnv._send_scored_data_to_api
 
     @functools.wraps(original)
-    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+    async def _send_scored_data_to_api(self: BaseEnv, scored_data: ScoredDataGroup) -> Any:
         for group in scored_data if isinstance(scored_data, list) else [scored_data]:
             group["group_overrides"] = {**(group.get("group_overrides") or {}), "environment": name}
         return await original(self, scored_data)
@@ -138,7 +140,7 @@ def save_checkpoints_when_due() -> None:
     original = BaseEnv.env_step_checks
 
     @functools.wraps(original)
-    async def env_step_checks(self: Any) -> None:
+    async def env_step_checks(self: BaseEnv) -> None:
         previous_step, current_step = self.curr_step, self.status_dict["current_step"]
         await original(self)
         if _is_checkpoint_missed(previous_step, current_step, self.checkpoint_interval):
@@ -149,8 +151,8 @@ def save_checkpoints_when_due() -> None:
     BaseEnv.env_step_checks = env_step_checks
 
 
+# The length of that pause, by which it is recognised.
 REGISTRATION_PAUSE_S = 5
-"""The length of that pause, by which it is recognised."""
 
 
 def skip_registration_pause() -> None:
@@ -175,7 +177,7 @@ def keep_logprobs() -> None:
     """Collect the rollouts of `collect_trajectory` with all their fields."""
     from atroposlib.envs.base import BaseEnv, ScoredDataGroup
 
-    async def collect_trajectories(self: Any, item: Any) -> tuple[Any, list[Any]]:
+    async def collect_trajectories(self: BaseEnv, item: Item) -> tuple[Any, list[Any]]:
         results = await asyncio.gather(
             *(self.collect_trajectory(item) for _ in range(self.config.group_size))
         )

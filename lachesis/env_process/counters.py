@@ -15,13 +15,18 @@ import json
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.base.failure_reasons import count_reason, describe_exception, sanitize_reason
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswered
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
+    from atroposlib.envs.server_handling.server_baseline import APIServer
 
 HEARTBEAT_S = 2.0
 MAX_ERROR_KINDS, MAX_ZERO_REASONS = 5, 20
@@ -30,19 +35,20 @@ EMPTY_GROUP_MESSAGE = (
     "rewards do so when the model solves all of them or none"
 )
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
+# Failed requests of the current group.
+#
+# An environment that treats a failure of the server as a bad answer would score it 0; such a group
+# is invalid instead.
 failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
-"""Failed requests of the current group.
 
-An environment that treats a failure of the server as a bad answer would score it 0; such a group is
-invalid instead.
-"""
-
+# Whether requests are not training's own, as those of an evaluation beside it: what they wait for
+# is no sign of a stall.
 is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "uncounted", default=False
 )
-"""Whether requests are not training's own, as those of an evaluation beside it: what they wait for
-is no sign of a stall.
-"""
+
+# Makes one group and returns it with the items that it leaves to be worked on.
+CollectGroup = Callable[[], Awaitable[tuple[Any, list[Any]]]]
 
 
 class RolloutCounters:
@@ -54,20 +60,19 @@ class RolloutCounters:
 
     def __init__(self, file: Path, *, with_heartbeat: bool = False) -> None:
         self.file = file
+        # If this is a list, the tokens and seconds of each usable group are added to it. This works
+        # only for groups that run one after the other.
         self.per_group: list[Json] | None = None
-        """If this is a list, the tokens and seconds of each usable group are added to it. This works
-        only for groups that run one after the other.
-        """
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
             ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
              "lost_requests", "prompt_tokens", "completions", "sampled_tokens", "truncated",
              "sampling_s"), 0
         )  # fmt: skip
+        # Number of failures of each kind, by an example.
         self.errors: dict[str, int] = {}
-        """Number of failures of each kind, by an example."""
+        # Number of zero rewards for each reason that the environment gives.
         self.zero_reasons: dict[str, int] = {}
-        """Number of zero rewards for each reason that the environment gives."""
         self.in_progress: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
         self.last_group_at: float | None = None
         self._lock = threading.Lock()
@@ -94,11 +99,10 @@ class RolloutCounters:
             "pid": os.getpid(),
             "at": time.time(),
         }
-        inference_test_fields = (
-            {"per_group": self.per_group, "failure": self.failure}
-            if self.per_group is not None
-            else {}
-        )
+        if self.per_group is not None:
+            inference_test_fields = {"per_group": self.per_group, "failure": self.failure}
+        else:
+            inference_test_fields = {}
         return {
             **self.counts,
             **in_progress_counts,
@@ -142,7 +146,7 @@ class RolloutCounters:
 
 
 def install_rollout_counters(
-    counters: RolloutCounters, cls: Any, *, max_unusable_groups: int | None = None
+    counters: RolloutCounters, cls: type[BaseEnv], *, max_unusable_groups: int | None = None
 ) -> None:
     """Wrap the methods of an environment's class to count its items and groups.
 
@@ -151,11 +155,11 @@ def install_rollout_counters(
     groups before and none raised, because the items are used up, else with an error.
     """
     get_item, collect = cls.get_next_item, cls.collect_trajectories
-    num_unusable_in_a_row, is_exhausted = 0, False
+    group_counter = _GroupCounter(counters, max_unusable_groups)
 
     @functools.wraps(get_item)
-    async def get_next_item(self: Any) -> Any:
-        if is_exhausted:
+    async def get_next_item(self: BaseEnv) -> Any:
+        if group_counter.is_exhausted:
             return None
         try:
             with counters.track_in_progress("item"):
@@ -169,57 +173,92 @@ def install_rollout_counters(
         return item
 
     @functools.wraps(collect)
-    async def collect_trajectories(self: Any, item: Any) -> Any:
-        nonlocal num_unusable_in_a_row, is_exhausted
-        group, backlog = None, []
-        problem: Exception | str | None = None
-        counts_before, started = dict(counters.counts), time.monotonic()
-        failed_requests.set([])
-        try:
-            with counters.track_in_progress("group"):
-                group, backlog = await collect(self, item)
-        except Exception as error:
-            problem = error
-            counters.counts["raised"] += 1
-            if max_unusable_groups is None or is_endpoint_error(error):
-                counters.count_exception(error)
-                counters.write()
-                raise
-        if group and len(request_failures := failed_requests.get([])) > len(
-            _list_marked_reasons(group, "invalid")
-        ):
-            problem = (
-                "the environment scored a group although a request for samples had failed: "
-                f"{request_failures[0]}"
-            )
-        group = _count_group(counters, group, problem, self.config.group_size)
-        num_unusable_in_a_row = 0 if group else num_unusable_in_a_row + 1
-        if group and counters.per_group is not None:
-            group_counts = {key: counters.counts[key] - counts_before[key] for key in GROUP_KEYS}
-            counters.per_group.append(
-                {**group_counts, "seconds": round(time.monotonic() - started, 3)}
-            )
-        counters.write()
-        if max_unusable_groups is not None and num_unusable_in_a_row >= max_unusable_groups:
-            if counters.errors or not counters.counts["groups"]:
-                raise RuntimeError(
-                    f"no usable group {num_unusable_in_a_row} times in a row: "
-                    f"{'; '.join(counters.errors) or EMPTY_GROUP_MESSAGE}"
-                )
-            is_exhausted = True
-        return group, backlog
+    async def collect_trajectories(self: BaseEnv, item: Item) -> Any:
+        return await group_counter.count(lambda: collect(self, item), self.config.group_size)
 
     cls.get_next_item, cls.collect_trajectories = get_next_item, collect_trajectories
     _install_dropped_counter(counters, cls)
 
 
-def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
+class _GroupCounter:
+    """Count the groups that an environment makes, and notice when it makes no usable ones."""
+
+    def __init__(self, counters: RolloutCounters, max_unusable_groups: int | None) -> None:
+        self.counters, self.max_unusable_groups = counters, max_unusable_groups
+        self.num_unusable_in_a_row = 0
+        self.is_exhausted = False
+
+    async def count(self, collect: CollectGroup, group_size: int) -> tuple[Any, list[Any]]:
+        """Make a group and count it; return what `collect` has returned, without unusable rollouts.
+
+        Raises:
+            RuntimeError: Too many groups in a row were unusable.
+        """
+        counters = self.counters
+        group: Any = None
+        backlog: list[Any] = []
+        problem: Exception | str | None = None
+        counts_before, started = dict(counters.counts), time.monotonic()
+        failed_requests.set([])
+        try:
+            with counters.track_in_progress("group"):
+                group, backlog = await collect()
+        except Exception as error:
+            problem = error
+            counters.counts["raised"] += 1
+            # An endpoint that fails is no property of the item, so the test must not go on.
+            if self.max_unusable_groups is None or is_endpoint_error(error):
+                counters.count_exception(error)
+                counters.write()
+                raise
+        problem = problem or _find_failed_request(group)
+        group = _count_group(counters, group, problem, group_size)
+        if group and counters.per_group is not None:
+            group_counts = {key: counters.counts[key] - counts_before[key] for key in GROUP_KEYS}
+            seconds = round(time.monotonic() - started, 3)
+            counters.per_group.append({**group_counts, "seconds": seconds})
+        counters.write()
+        self._check_usable(has_group=bool(group))
+        return group, backlog
+
+    def _check_usable(self, *, has_group: bool) -> None:
+        self.num_unusable_in_a_row = 0 if has_group else self.num_unusable_in_a_row + 1
+        if self.max_unusable_groups is None:
+            return
+        if self.num_unusable_in_a_row < self.max_unusable_groups:
+            return
+        errors = self.counters.errors
+        if errors or not self.counters.counts["groups"]:
+            raise RuntimeError(
+                f"no usable group {self.num_unusable_in_a_row} times in a row: "
+                f"{'; '.join(errors) or EMPTY_GROUP_MESSAGE}"
+            )
+        self.is_exhausted = True
+
+
+def _find_failed_request(group: object) -> str | None:
+    """Return what is wrong with a group that was scored although a request for it had failed."""
+    if not group:
+        return None
+    request_failures = failed_requests.get([])
+    # Rollouts that the environment has marked as invalid account for their own failed requests.
+    if len(request_failures) <= len(_list_marked_reasons(group, "invalid")):
+        return None
+    return (
+        "the environment scored a group although a request for samples had failed: "
+        f"{request_failures[0]}"
+    )
+
+
+def _install_dropped_counter(counters: RolloutCounters, cls: type[BaseEnv]) -> None:
     """Count the groups that Atropos drops: too long, of another size, or without a signal."""
     handle_send, send = cls.handle_send_to_api, cls._send_scored_data_to_api
     sent_sizes: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent")
 
     @functools.wraps(handle_send)
-    async def handle_send_to_api(self: Any, scored_data: Any, *values: Any, **options: Any) -> Any:
+    async def handle_send_to_api(
+        self: BaseEnv, scored_data: ScoredDataGroup, *values: Any, **options: Any
+    ) -> Any:
         token = sent_sizes.set([])
         try:
             return await handle_send(self, scored_data, *values, **options)
@@ -230,7 +269,7 @@ def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
             sent_sizes.reset(token)
 
     @functools.wraps(send)
-    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+    async def _send_scored_data_to_api(self: BaseEnv, scored_data: ScoredDataGroup) -> Any:
         response = await send(self, scored_data)
         sent_sizes.get([]).append(_count_rollouts(scored_data))
         return response
@@ -241,13 +280,19 @@ def _install_dropped_counter(counters: RolloutCounters, cls: Any) -> None:
     )
 
 
-def _count_rollouts(scored_data: Any) -> int:
-    groups = scored_data if isinstance(scored_data, list) else [scored_data]
+def _count_rollouts(scored_data: ScoredDataGroup) -> int:
+    if isinstance(scored_data, list):
+        groups = scored_data
+    else:
+        groups = [scored_data]
     return sum(len(group["scores"]) for group in groups if group)
 
 
 def _count_group(
-    counters: RolloutCounters, group: Any, problem: Exception | str | None, group_size: int
+    counters: RolloutCounters,
+    group: ScoredDataGroup,
+    problem: Exception | str | None,
+    group_size: int,
 ) -> Any:
     """Count a group, and return it or None if it cannot be used.
 
@@ -285,7 +330,7 @@ def _count_group(
     return group
 
 
-def _list_marked_reasons(group: Any, name: str) -> list[str]:
+def _list_marked_reasons(group: ScoredDataGroup, name: str) -> list[str]:
     """Return the reasons of rollouts that the environment has marked; see
     `lachesis.environment.outcome`.
     """
@@ -310,7 +355,7 @@ def install_request_counters(counters: RolloutCounters) -> None:
         original = getattr(APIServer, name)
 
         @functools.wraps(original)
-        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+        async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
             if is_evaluation_request.get():
                 return await _original(self, **options)
             started = time.monotonic()

@@ -17,11 +17,14 @@ import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv, ScoredDataGroup
 
 log = logging.getLogger(__name__)
+# Length of a line, so that a group's line is found without reading the others.
 LINE_BYTES = 12
-"""Length of a line, so that a group's line is found without reading the others."""
 MAX_SKIP_S = 120.0
 
 
@@ -58,7 +61,7 @@ class DatasetPosition:
         return 0
 
 
-def install_position_tracking(position: DatasetPosition, cls: Any) -> None:
+def install_position_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> None:
     """Skip the finished items, and track the position from there."""
     if _has_own_checkpoints(cls):
         _fall_back_to_earlier_checkpoint(cls)
@@ -67,11 +70,11 @@ def install_position_tracking(position: DatasetPosition, cls: Any) -> None:
     _install_group_tracking(position, cls)
 
 
-def _install_item_tracking(position: DatasetPosition, cls: Any) -> None:
+def _install_item_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> None:
     get_item = cls.get_next_item
 
     @functools.wraps(get_item)
-    async def get_next_item(self: Any) -> Any:
+    async def get_next_item(self: BaseEnv) -> Any:
         skip, position.items_to_skip = position.items_to_skip, 0
         if skip:
             try:
@@ -95,13 +98,13 @@ def _install_item_tracking(position: DatasetPosition, cls: Any) -> None:
     cls.get_next_item = get_next_item
 
 
-def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
+def _install_group_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> None:
     """Count an item as finished when its groups are sent, or when it ends without any."""
     handle, send = cls.handle_env, cls._send_scored_data_to_api
     done_flag: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
 
     @functools.wraps(handle)
-    async def handle_env(self: Any, *values: Any, **options: Any) -> Any:
+    async def handle_env(self: BaseEnv, *values: Any, **options: Any) -> Any:
         flag: list[bool] = []
         token = done_flag.set(flag)
         try:
@@ -112,7 +115,7 @@ def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
         return result
 
     @functools.wraps(send)
-    async def _send_scored_data_to_api(self: Any, scored_data: Any) -> Any:
+    async def _send_scored_data_to_api(self: BaseEnv, scored_data: ScoredDataGroup) -> Any:
         response = await send(self, scored_data)
         flag = done_flag.get([])
         position.items_done += not flag
@@ -123,7 +126,7 @@ def _install_group_tracking(position: DatasetPosition, cls: Any) -> None:
     cls.handle_env, cls._send_scored_data_to_api = handle_env, _send_scored_data_to_api
 
 
-def _has_own_checkpoints(cls: Any) -> bool:
+def _has_own_checkpoints(cls: type[BaseEnv]) -> bool:
     from atroposlib.envs.base import BaseEnv
 
     has_own_methods = any(
@@ -133,7 +136,7 @@ def _has_own_checkpoints(cls: Any) -> bool:
     return has_own_methods and not hasattr(cls, "seek")
 
 
-def _fall_back_to_earlier_checkpoint(cls: Any) -> None:
+def _fall_back_to_earlier_checkpoint(cls: type[BaseEnv]) -> None:
     """Let Atropos load the newest checkpoint before the step at which training begins.
 
     Atropos loads the file of exactly that step and silently nothing else, but writes one only every
@@ -142,7 +145,7 @@ def _fall_back_to_earlier_checkpoint(cls: Any) -> None:
     load = cls.load_checkpoint
 
     @functools.wraps(load)
-    def load_checkpoint(self: Any) -> Any:
+    def load_checkpoint(self: BaseEnv) -> Any:
         folder = Path(self.checkpoint_dir) / "env_checkpoints" / str(self.wandb_prepend)
         files_by_step = {
             int(match[1]): file

@@ -8,7 +8,12 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+    from atroposlib.envs.server_handling.server_manager import ServerManager
 
 SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_completion")
 
@@ -35,7 +40,7 @@ class EvaluationRun:
             self.pinned_servers[id(servers)] = [self._pin_to_weights(server) for server in servers]
         return self.pinned_servers[id(servers)]
 
-    def _pin_to_weights(self, server: Any) -> Any:
+    def _pin_to_weights(self, server: APIServer) -> Any:
         """Return a client of the same kind, with its own limits, for the weights of this
         evaluation.
         """
@@ -62,7 +67,7 @@ class EvaluationRun:
             setattr(client, name, [])
         return client
 
-    def is_run_server(self, server: Any) -> bool:
+    def is_run_server(self, server: APIServer) -> bool:
         """Return whether a client calls the run's own model; a judge, for example, does not."""
         return str(getattr(server.config, "base_url", None)).startswith(f"{self.server_url}/")
 
@@ -142,16 +147,14 @@ def _install_server_choice() -> None:
     """Let a server manager use the clients of the current evaluation, wherever it is called from."""
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
-    def servers(self: Any) -> list[Any]:
+    def servers(self: ServerManager) -> list[Any]:
         own_servers: list[Any] = self.__dict__["servers"]
         evaluation_run = current_evaluation.get()
-        return (
-            evaluation_run.get_pinned_servers(own_servers)
-            if evaluation_run is not None
-            else own_servers
-        )
+        if evaluation_run is not None:
+            return evaluation_run.get_pinned_servers(own_servers)
+        return own_servers
 
-    def set_servers(self: Any, value: list[Any]) -> None:
+    def set_servers(self: ServerManager, value: list[Any]) -> None:
         self.__dict__["servers"] = value
 
     ServerManager.servers = property(servers, set_servers)
@@ -164,7 +167,7 @@ def _install_request_recorder() -> None:
         original = getattr(APIServer, name)
 
         @functools.wraps(original)
-        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+        async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
             evaluation_run = current_evaluation.get()
             if evaluation_run is None or not evaluation_run.is_run_server(self):
                 return await _original(self, **options)
@@ -184,7 +187,7 @@ def _install_result_recorder() -> None:
 
     @functools.wraps(original)
     async def evaluate_log(
-        self: Any, metrics: dict[str, Any], *values: Any, **options: Any
+        self: BaseEnv, metrics: dict[str, Any], *values: Any, **options: Any
     ) -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
@@ -204,7 +207,7 @@ def _install_command_recorder(server_url: str) -> None:
     original = BaseEnv._run_evaluate
 
     @functools.wraps(original)
-    async def _run_evaluate(self: Any) -> None:
+    async def _run_evaluate(self: BaseEnv) -> None:
         current_evaluation.set(EvaluationRun(server_url))
         await original(self)
 

@@ -15,15 +15,19 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.base.json_text import Json
 from lachesis.env_process import counters
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
+    from atroposlib.envs.server_handling.server_baseline import APIServer
+
 MAX_UNUSABLE_GROUPS = 8
+# Number of groups whose responses are kept for people to read.
 MAX_SAMPLED_GROUPS = 6
-"""Number of groups whose responses are kept for people to read."""
 MAX_SEARCHED_ITEMS = 5000
 MAX_SEARCH_S = 20.0
 NO_ITEM_MESSAGE = (
@@ -45,7 +49,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
     }
     sampled_answers = _install_sampling_recorder(sampling_overrides if spec.get("prompts") else {})
 
-    def cli(cls: Any) -> None:
+    def cli(cls: type[BaseEnv]) -> None:
         counters.install_rollout_counters(
             rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS
         )
@@ -85,12 +89,12 @@ def _name_wandb_run(name: str) -> None:
     wandb.init = init
 
 
-def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers) -> None:
+def _install_sample_writer(cls: type[BaseEnv], file: Path, sampled_answers: SampledAnswers) -> None:
     """Write the prompts, answers and scores of the first groups."""
     collect = cls.collect_trajectories
     num_written = 0
 
-    async def collect_trajectories(self: Any, item: Any) -> Any:
+    async def collect_trajectories(self: BaseEnv, item: Item) -> Any:
         nonlocal num_written
         sampled_answers.clear()
         group, backlog = await collect(self, item)
@@ -111,7 +115,7 @@ def _install_sample_writer(cls: Any, file: Path, sampled_answers: SampledAnswers
 
 
 def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
-    async def process_manager(self: Any) -> None:
+    async def process_manager(self: BaseEnv) -> None:
         await self.setup()
         self.config.group_size = self.group_size_to_process
         items = await _find_items(self, spec["prompts"])
@@ -152,9 +156,12 @@ def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         original = getattr(APIServer, name)
 
-        async def call(self: Any, _original: Any = original, **options: Any) -> Any:
+        async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
             messages = options.get("messages")
-            prompt = messages[-1].get("content") if messages else options.get("prompt")
+            if messages:
+                prompt = messages[-1].get("content")
+            else:
+                prompt = options.get("prompt")
             sampled_answers.prompt = sampled_answers.prompt or (
                 str(prompt)[:2000] if prompt is not None else None
             )
@@ -168,7 +175,7 @@ def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
     return sampled_answers
 
 
-def _decode_prompt(env: Any, group: Any) -> str:
+def _decode_prompt(env: BaseEnv, group: ScoredDataGroup) -> str:
     """Return the text before the first sampled token, for requests with token ids."""
     first_group = group[0] if isinstance(group, list) else group
     tokens, masks = first_group["tokens"][0], first_group["masks"][0]
@@ -181,7 +188,7 @@ def _append_json_line(file: Path, line: Json) -> None:
         out.write(json.dumps(line) + "\n")
 
 
-async def _find_items(env: Any, prompts: list[str]) -> dict[str, Any]:
+async def _find_items(env: BaseEnv, prompts: list[str]) -> dict[str, Any]:
     """Return an item for each prompt that has one."""
     if hasattr(env, "item_from_prompt"):
         built_items = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
@@ -209,14 +216,12 @@ def _list_texts(value: Any) -> list[str]:
         return [value.strip()]
     if isinstance(value, dict):
         value = value.values()
-    return (
-        [text for element in value for text in _list_texts(element)]
-        if hasattr(value, "__iter__")
-        else []
-    )
+    if hasattr(value, "__iter__"):
+        return [text for element in value for text in _list_texts(element)]
+    return []
 
 
-async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
+async def _score_item(env: BaseEnv, item: Item, texts: list[str]) -> Json:
     group, _ = await env.collect_trajectories(item)
     if not group:
         return {
@@ -227,7 +232,7 @@ async def _score_item(env: Any, item: Any, texts: list[str]) -> Json:
     return _collect_responses(env, group, texts)
 
 
-def _collect_responses(env: Any, group: Any, texts: list[str]) -> Json:
+def _collect_responses(env: BaseEnv, group: ScoredDataGroup, texts: list[str]) -> Json:
     groups = group if isinstance(group, list) else [group]
     scores = [float(score) for subgroup in groups for score in subgroup["scores"]]
     responses = [
@@ -240,19 +245,21 @@ def _collect_responses(env: Any, group: Any, texts: list[str]) -> Json:
     return {"responses": responses, "scores": scores}
 
 
-def _read_response(env: Any, group: Json, index: int) -> str | None:
+def _read_response(env: BaseEnv, group: Json, index: int) -> str | None:
     """Return the sampled text, or None if the tokens are placeholders."""
     messages = group.get("messages")
     if messages and messages[index]:
         last = messages[index][-1]
-        return str(last.get("content")) if isinstance(last, dict) else str(last)
+        if isinstance(last, dict):
+            return str(last.get("content"))
+        return str(last)
     if list(group["tokens"][index]) == list(range(len(group["tokens"][index]))):
         return None
     sampled = [token for token in group["masks"][index] if token != -100]
     return str(env.tokenizer.decode(sampled, skip_special_tokens=True))
 
 
-async def _sample_unscored(env: Any, prompt: str) -> Json:
+async def _sample_unscored(env: BaseEnv, prompt: str) -> Json:
     response = await env.server.chat_completion(
         messages=[{"role": "user", "content": prompt}],
         n=env.config.group_size,

@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -25,19 +25,21 @@ from lachesis.base.secrets import redact
 from lachesis.env_process import counters
 from lachesis.env_process.evaluation_hooks import EvaluationRun, current_evaluation
 
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv
+
 log = logging.getLogger(__name__)
+# Time limit of an evaluation.
 MAX_EVALUATION_S = 3600.0
-"""Time limit of an evaluation."""
 HEARTBEAT_S = 10.0
 REQUEST_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 1.0
+# After the last step, a trainer that has not responded for this long is considered gone.
+#
+# This is longer than two requests, so that one lost response does not end the evaluations.
 MAX_TRAINER_SILENCE_S = 180.0
-"""After the last step, a trainer that has not responded for this long is considered gone.
-
-This is longer than two requests, so that one lost response does not end the evaluations.
-"""
+# After the environment's last group, wait this long for a further training step.
 MAX_STEP_WAIT_S = 1800.0
-"""After the environment's last group, wait this long for a further training step."""
 MAX_REASON_CHARS = 500
 
 
@@ -50,20 +52,20 @@ class EvaluationClient:
     environment: str = ""
     """The environment's name, if several feed the run."""
 
-    def install_schedule(self, cls: Any) -> None:
+    def install_schedule(self, cls: type[BaseEnv]) -> None:
         """Let the environment class evaluate when the trainer asks for it, and at no other time."""
         step_checks, manage = cls.env_step_checks, cls.env_manager
         evaluation_tasks: list[asyncio.Task[None]] = []
 
         @functools.wraps(step_checks)
-        async def env_step_checks(env: Any) -> None:
+        async def env_step_checks(env: BaseEnv) -> None:
             if env.config.steps_per_eval > 0:
                 env.config.steps_per_eval = 0  # Otherwise Atropos would evaluate by itself.
                 evaluation_tasks.append(asyncio.create_task(self.run_evaluations(env)))
             await step_checks(env)
 
         @functools.wraps(manage)
-        async def env_manager(env: Any) -> None:
+        async def env_manager(env: BaseEnv) -> None:
             try:
                 await manage(env)
                 await _wait_for_last_evaluations(env, evaluation_tasks)
@@ -73,7 +75,7 @@ class EvaluationClient:
 
         cls.env_step_checks, cls.env_manager = env_step_checks, env_manager
 
-    async def run_evaluations(self, env: Any) -> None:
+    async def run_evaluations(self, env: BaseEnv) -> None:
         """Run the evaluations that the trainer asks for until it needs no more.
 
         A failed request or evaluation does not affect later ones. Only after the last step may a
@@ -102,7 +104,9 @@ class EvaluationClient:
                     log.info("asking the trainer for an evaluation failed: %r", error)
                     await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _run_evaluation(self, http: httpx.AsyncClient, env: Any, evaluation_id: str) -> None:
+    async def _run_evaluation(
+        self, http: httpx.AsyncClient, env: BaseEnv, evaluation_id: str
+    ) -> None:
         """Run one evaluation and report its result or its error."""
         path, started = f"/evaluations/{evaluation_id}", time.monotonic()
         async with _keep_alive(http, path):
@@ -120,13 +124,13 @@ class EvaluationClient:
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _has_remaining_steps(env: Any) -> bool:
+def _has_remaining_steps(env: BaseEnv) -> bool:
     """Return whether training has not fetched the batch of its last step yet."""
     return bool(env.status_dict["current_step"] < env.config.total_steps)
 
 
 async def _wait_for_last_evaluations(
-    env: Any, evaluation_tasks: Sequence[asyncio.Task[None]]
+    env: BaseEnv, evaluation_tasks: Sequence[asyncio.Task[None]]
 ) -> None:
     """Wait for the evaluations of the last steps.
 
@@ -148,7 +152,7 @@ async def _wait_for_last_evaluations(
             return
 
 
-async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[str, Any]:
+async def evaluate_and_report(env: BaseEnv, evaluation_run: EvaluationRun) -> dict[str, Any]:
     """Call `evaluate()` once and return the report: `metrics` and `items`, or `error`."""
     task = asyncio.create_task(_call_evaluate(env, evaluation_run))
     done, _ = await asyncio.wait({task}, timeout=MAX_EVALUATION_S)
@@ -174,7 +178,7 @@ async def evaluate_and_report(env: Any, evaluation_run: EvaluationRun) -> dict[s
     }
 
 
-async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
+async def _call_evaluate(env: BaseEnv, evaluation_run: EvaluationRun) -> None:
     current_evaluation.set(evaluation_run)  # It applies to this task and the tasks it starts.
     counters.is_evaluation_request.set(True)
     metrics_before = _get_eval_metrics(env)
@@ -185,21 +189,24 @@ async def _call_evaluate(env: Any, evaluation_run: EvaluationRun) -> None:
     if not evaluation_run.metrics:
         metrics_after = _get_eval_metrics(env)
         # Logging a training step may have emptied the list meanwhile.
-        added_metrics = (
-            metrics_before[num_before:] if len(metrics_before) >= num_before else metrics_before
-        )
+        if len(metrics_before) >= num_before:
+            added_metrics = metrics_before[num_before:]
+        else:
+            added_metrics = metrics_before
         evaluation_run.metrics = _collect_metric_pairs(
             [*added_metrics, *(metrics_after if metrics_after is not metrics_before else [])]
         )
 
 
-def _get_eval_metrics(env: Any) -> list[Any]:
+def _get_eval_metrics(env: BaseEnv) -> list[Any]:
     """Return the list in which the environment collects metrics for its next log.
 
     Logging a step replaces the list, also during an evaluation.
     """
     eval_metrics = getattr(env, "eval_metrics", None)
-    return eval_metrics if isinstance(eval_metrics, list) else []
+    if isinstance(eval_metrics, list):
+        return eval_metrics
+    return []
 
 
 def _collect_metric_pairs(entries: Iterable[Any]) -> dict[str, Any]:

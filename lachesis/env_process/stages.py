@@ -24,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -33,10 +33,13 @@ from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
 
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv, Item
+
 STAGE_NAMES = ("import", "config", "dataset", "model-free check")
 MAX_ITEMS = 16
+# Parts of a reward may add up to slightly less than the whole.
 RELATIVE_TOLERANCE = 1e-9
-"""Parts of a reward may add up to slightly less than the whole."""
 
 
 class StageFailed(Exception):
@@ -72,9 +75,10 @@ def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
         result: Json = {"stage": name, "ok": True}
         try:
             detail = stage_function(state)
-            result["detail"] = (
-                loop.run_until_complete(detail) if inspect.isawaitable(detail) else detail
-            )
+            if inspect.isawaitable(detail):
+                result["detail"] = loop.run_until_complete(detail)
+            else:
+                result["detail"] = detail
         except StageFailed as error:
             result |= {"ok": False, "error": str(error)}
         except BaseException as error:  # An environment may raise SystemExit while it is imported.
@@ -129,9 +133,10 @@ async def _read_items(state: Json) -> Json:
         raise StageFailed("the data set is empty: the first get_next_item() returned None")
     state["items"] = items
     count_answers = getattr(env, "evaluation_answers", None)
-    evaluation_fields = (
-        {"evaluation_answers": int(count_answers())} if callable(count_answers) else {}
-    )
+    if callable(count_answers):
+        evaluation_fields = {"evaluation_answers": int(count_answers())}
+    else:
+        evaluation_fields = {}
     return {
         "items": len(items),
         "distinct": len({repr(item) for item in items}),
@@ -185,7 +190,7 @@ async def _check_without_model(state: Json) -> Json:
     }
 
 
-async def _score_answer(env: Any, item: Any, answer: str) -> float:
+async def _score_answer(env: BaseEnv, item: Item, answer: str) -> float:
     """Return the reward of an answer as in training.
 
     Raises:
@@ -204,13 +209,13 @@ async def _score_answer(env: Any, item: Any, answer: str) -> float:
     return float(score)
 
 
-def _is_right(env: Any, score: float) -> bool:
-    return (
-        score > 0
-        if getattr(env, "solved", None) is None
-        else score >= env.solved * (1 - RELATIVE_TOLERANCE)
-    )
+def _is_right(env: BaseEnv, score: float) -> bool:
+    if getattr(env, "solved", None) is None:
+        return score > 0
+    return bool(score >= env.solved * (1 - RELATIVE_TOLERANCE))
 
 
 async def _await_if_needed(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+    if inspect.isawaitable(value):
+        return await value
+    return value

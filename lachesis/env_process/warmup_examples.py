@@ -6,11 +6,14 @@ import asyncio
 import inspect
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lachesis.base.json_text import Json
 from lachesis.env_process import stages
 from lachesis.tiny_model import build
+
+if TYPE_CHECKING:
+    from atroposlib.envs.base import BaseEnv
 
 
 class NoExamplesError(Exception):
@@ -45,7 +48,7 @@ def make_warmup_examples(file: Path, class_name: str, request: Json) -> list[lis
     return asyncio.run(_draw_examples(env, request))
 
 
-async def _draw_examples(env: Any, request: Json) -> list[list[Json]]:
+async def _draw_examples(env: BaseEnv, request: Json) -> list[list[Json]]:
     await env.load_items()
     rng = random.Random(request["seed"])
     examples = []

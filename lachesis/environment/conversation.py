@@ -58,8 +58,8 @@ class Chat:
     def __init__(self, env: ConversationEnv, messages: list[Message], split: str) -> None:
         self.env, self.messages, self.split = env, messages, split
         self.answers: list[str] = []
+        # Whether the token limit has truncated the last answer.
         self.truncated = False
-        """Whether the token limit has truncated the last answer."""
         self._tokens: list[int] = []
         self._masks: list[int] = []
         self._logprobs: list[float] = []
@@ -102,9 +102,10 @@ class Chat:
             if self.answers:
                 raise ValueError("only the first answer can be asked for without a message")
             return self.messages, encode_first_prompt(self.env.tokenizer, self.messages)
-        new_message = (
-            {"role": "user", "content": message} if isinstance(message, str) else dict(message)
-        )
+        if isinstance(message, str):
+            new_message = {"role": "user", "content": message}
+        else:
+            new_message = dict(message)
         messages = [*self.messages, new_message]
         if not self.answers:
             return messages, encode_first_prompt(self.env.tokenizer, messages)
@@ -174,14 +175,16 @@ class ConversationEnv(TaskEnv):
             async with self.limit_time("play(), without what was sampled,"):
                 outcome = to_outcome(await self.play(item, chat))
         except PromptTooLongError:
-            outcome = (
-                zero(TOO_LONG_REASON)
-                if chat.answers
-                else build_invalid("the first question is longer than the limit of tokens")
-            )
+            if chat.answers:
+                outcome = zero(TOO_LONG_REASON)
+            else:
+                outcome = build_invalid("the first question is longer than the limit of tokens")
         except Invalid as error:
             outcome = build_invalid(str(error))
         except Exception as error:
-            kind = "the server failed" if is_endpoint_error(error) else "play() raised"
+            if is_endpoint_error(error):
+                kind = "the server failed"
+            else:
+                kind = "play() raised"
             outcome = build_invalid(f"{kind}: {describe_exception(error)}")
         return chat.build_rollout(outcome)

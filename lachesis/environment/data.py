@@ -14,8 +14,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 Item = dict[str, Any]
+# Number of unusable rows that are logged one by one.
 MAX_LOGGED_ROWS = 3
-"""Number of unusable rows that are logged one by one."""
 
 
 class DatasetError(Exception):
@@ -71,11 +71,10 @@ def _read_json_rows(file: Path) -> Iterable[Any]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        hint = (
-            ""
-            if file.is_absolute()
-            else f"; the environment runs in {Path.cwd()}, so use an absolute path"
-        )
+        if file.is_absolute():
+            hint = ""
+        else:
+            hint = f"; the environment runs in {Path.cwd()}, so use an absolute path"
         raise DatasetError(f"{file} cannot be read: {error.strerror or error}{hint}") from error
     for line in text.split("\n"):  # Not splitlines(): a text may contain U+2028.
         if line.strip():

@@ -26,16 +26,16 @@ import struct
 import sys
 from typing import Any
 
+# Exit code when the kernel refused a restriction; the program was not run.
 EXIT_UNCONFINED = 97
-"""Exit code when the kernel refused a restriction; the program was not run."""
+# Written before the program starts; its time limit counts from here.
 STARTED = b"\x06"
-"""Written before the program starts; its time limit counts from here."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # on every architecture
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
+# Number of file rights by version of Landlock's ABI; later versions have as many as version 5.
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of file rights by version of Landlock's ABI; later versions have as many as version 5."""
 NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
 CAPABILITIES_V3 = 0x20080522
 
@@ -58,26 +58,23 @@ ALLOWED = {  # name: number on x86_64, number on aarch64; -1 where there is none
     "rseq": (334, 293), "faccessat2": (439, 439),
 }  # fmt: skip
 OPEN, OPENAT, FCNTL, IOCTL, CLONE3 = (2, -1), (257, 56), (72, 25), (16, 29), (435, 435)
+# Flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file opened for reading.
+#
+# Landlock has no right for truncation before Linux 6.2.
 WRITE_FLAGS = 0o3 | 0o100 | 0o1000
-"""Flags of open: O_WRONLY or O_RDWR, O_CREAT, and O_TRUNC, which empties a file opened for reading.
-
-Landlock has no right for truncation before Linux 6.2.
-"""
+# Allowed commands of fcntl.
+#
+# F_SETOWN is not allowed: it chooses the process that gets a signal when a file is readable, which
+# can be used to kill others. Landlock does not prevent that before Linux 6.12.
 F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC = 0, 1, 2, 3, 1030
-"""Allowed commands of fcntl.
-
-F_SETOWN is not allowed: it chooses the process that gets a signal when a file is readable, which
-can be used to kill others. Landlock does not prevent that before Linux 6.12.
-"""
 FCNTL_COMMANDS = (F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC)
 TCGETS, FIONBIO, FIOCLEX = 0x5401, 0x5421, 0x5451
+# Allowed commands of ioctl: is this a terminal, do not block, close at exec. Python uses them for
+# its own files.
 IOCTL_COMMANDS = (TCGETS, FIONBIO, FIOCLEX)
-"""Allowed commands of ioctl: is this a terminal, do not block, close at exec. Python uses them for
-its own files.
-"""
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
+# Offsets of the lower halves of a system call's arguments.
 ARGUMENT_OFFSETS = (16, 24, 32)
-"""Offsets of the lower halves of a system call's arguments."""
 ALLOW, FAIL = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
 

@@ -78,14 +78,14 @@ def to_outcome(value: Any) -> Outcome:
             )
         parts = {str(name): float(part) for name, part in value.items()}
         return Outcome(sum(parts.values()), parts)
-    return (
-        Outcome(float(value))
-        if is_score(value)
-        else build_invalid(f"the score is {_describe_value(value)}")
-    )
+    if is_score(value):
+        return Outcome(float(value))
+    return build_invalid(f"the score is {_describe_value(value)}")
 
 
 def _describe_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value}"
-    return "None" if value is None else f"a {type(value).__name__}, not a number"
+    if value is None:
+        return "None"
+    return f"a {type(value).__name__}, not a number"

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 
 from lachesis.environment import timeouts
 
+if TYPE_CHECKING:
+    from atroposlib.envs.server_handling.server_manager import ServerManager
+    from transformers import PreTrainedTokenizerBase
+
+# Used for tokenizers without a chat template.
 FALLBACK_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% "
     "endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
-"""Used for tokenizers without a chat template."""
+# Stands for the last answer when the template renders what follows it.
 ANSWER_PLACEHOLDER = "\u241f0\u241f"
-"""Stands for the last answer when the template renders what follows it."""
 PLACEHOLDER_LOGPROB = -0.5
 
 
@@ -43,9 +47,17 @@ class SampledCompletion:
 
 
 async def sample(
-    server: Any, tokenizer: Any, messages: list[dict[str, Any]], *, count: int, max_tokens: int, temperature: float,
-    max_total_tokens: int, split: str, prompt: list[int] | None = None,
-) -> list[SampledCompletion]:  # fmt: skip
+    server: ServerManager,
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    *,
+    count: int,
+    max_tokens: int,
+    temperature: float,
+    max_total_tokens: int,
+    split: str,
+    prompt: list[int] | None = None,
+) -> list[SampledCompletion]:
     """Sample `count` answers to messages or to given token ids.
 
     The time this takes does not count for `pausable_timeout`. An endpoint that returns text only
@@ -69,7 +81,10 @@ async def sample(
     if isinstance(server.servers[0], OpenAIServer):
         with timeouts.pause_timeout():
             return await _sample_texts(server, messages, count, max_tokens, temperature, split)
-    ids = prompt if prompt is not None else encode_first_prompt(tokenizer, messages)
+    if prompt is not None:
+        ids = prompt
+    else:
+        ids = encode_first_prompt(tokenizer, messages)
     max_new_tokens = max_total_tokens - len(ids) - 1
     if max_total_tokens > 0 and max_new_tokens < 1:
         raise PromptTooLongError(
@@ -94,7 +109,9 @@ async def sample(
     ]
 
 
-def encode_first_prompt(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> list[int]:
+def encode_first_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]]
+) -> list[int]:
     """Return the token ids of a conversation in which the model has not answered yet."""
     return list(
         tokenizer.apply_chat_template(
@@ -108,7 +125,10 @@ def encode_first_prompt(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> l
 
 
 def encode_turn_boundary(
-    tokenizer: Any, messages: list[dict[str, Any]], *new_messages: dict[str, Any], has_eos: bool
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    *new_messages: dict[str, Any],
+    has_eos: bool,
 ) -> list[int]:
     """Return the token ids between an answer and the next one.
 
@@ -138,12 +158,17 @@ def encode_turn_boundary(
     return list(tokenizer.encode(following_text, add_special_tokens=False))
 
 
-def get_chat_template(tokenizer: Any) -> str:
+def get_chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.chat_template or FALLBACK_CHAT_TEMPLATE)
 
 
 async def _sample_texts(
-    server: Any, messages: Any, count: int, max_tokens: int, temperature: float, split: str
+    server: ServerManager,
+    messages: Any,
+    count: int,
+    max_tokens: int,
+    temperature: float,
+    split: str,
 ) -> list[SampledCompletion]:
     response = await server.chat_completion(
         messages=messages, n=count, max_tokens=max_tokens, temperature=temperature, split=split

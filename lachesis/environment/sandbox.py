@@ -24,11 +24,11 @@ from lachesis.environment.outcome import Invalid
 
 JAIL_FILE = Path(jail.__file__)
 MEBIBYTE = 2**20
+# How long a loaded machine may take to start a program; this is not part of the program's time.
 MAX_START_S = 20.0
-"""How long a loaded machine may take to start a program; this is not part of the program's time."""
 KILLED_MESSAGE = "another process of this machine killed the program"
+# A program that waits for a free processor may take this many times its time limit.
 MAX_CPU_WAIT_FACTOR = 10.0
-"""A program that waits for a free processor may take this many times its time limit."""
 Ending = Literal["ended", "timed out", "out of memory", "too much output", "failed"]
 
 
@@ -212,4 +212,6 @@ def _has_ended(task: asyncio.Future[bytes]) -> bool:
 def _classify_exit(code: int, errors: str) -> Ending:
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return "timed out"
-    return "out of memory" if errors.rstrip().endswith("MemoryError") else "failed"
+    if errors.rstrip().endswith("MemoryError"):
+        return "out of memory"
+    return "failed"

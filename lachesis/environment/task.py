@@ -112,7 +112,9 @@ class TaskEnv(BaseEnv):
         Items of the same identity are all held out or all trained on.
         """
         prompt = self.prompt(item)
-        return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+        if isinstance(prompt, str):
+            return prompt
+        return json.dumps(prompt, sort_keys=True)
 
     def score_answer(self, item: Item, answer: str) -> Any:
         """Return the reward of an answer: a number, a boolean, or numbers by name whose sum is the
@@ -283,18 +285,16 @@ class TaskEnv(BaseEnv):
         if isinstance(scores, list | tuple) and len(scores) == len(rollouts):
             outcomes = [to_outcome(value) for value in scores]
         else:
-            description = (
-                f"{len(scores)} values"
-                if isinstance(scores, list | tuple)
-                else f"a {type(scores).__name__}"
-            )
-            failure = (
-                scores
-                if isinstance(scores, Outcome)
-                else build_invalid(
+            if isinstance(scores, list | tuple):
+                description = f"{len(scores)} values"
+            else:
+                description = f"a {type(scores).__name__}"
+            if isinstance(scores, Outcome):
+                failure = scores
+            else:
+                failure = build_invalid(
                     f"score_group() returned {description} for {len(rollouts)} rollouts"
                 )
-            )
             outcomes = [failure] * len(rollouts)
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             rollout.outcome = outcome
@@ -317,16 +317,14 @@ class TaskEnv(BaseEnv):
         question.
         """
         prompt = self.prompt(item)
-        question = (
-            [{"role": "user", "content": prompt}]
-            if isinstance(prompt, str)
-            else [dict(message) for message in prompt]
-        )
-        system = (
-            [{"role": "system", "content": self.config.system_prompt}]
-            if self.config.system_prompt
-            else []
-        )
+        if isinstance(prompt, str):
+            question = [{"role": "user", "content": prompt}]
+        else:
+            question = [dict(message) for message in prompt]
+        if self.config.system_prompt:
+            system = [{"role": "system", "content": self.config.system_prompt}]
+        else:
+            system = []
         return [*system, *question]
 
 
@@ -344,7 +342,10 @@ def build_scored_group(
     rewards = [rollout.outcome.reward for rollout in rollouts if rollout.outcome.reward is not None]
     if not rewards:
         raise AllInvalid([str(rollout.outcome.reason) for rollout in rollouts])
-    mean_reward = rewards[0] if len(set(rewards)) == 1 else sum(rewards) / len(rewards)
+    if len(set(rewards)) == 1:
+        mean_reward = rewards[0]
+    else:
+        mean_reward = sum(rewards) / len(rewards)
     group = ScoredDataGroup(
         tokens=[rollout.tokens for rollout in rollouts],
         masks=[
@@ -367,7 +368,9 @@ def _build_override(outcome: Outcome) -> dict[str, Any]:
     override: dict[str, Any] = {"parts": outcome.parts} if outcome.parts else {}
     if not outcome.is_valid:
         return {**override, "invalid": outcome.reason, "set_advantage_to_zero": True}
-    return {**override, "zero": outcome.reason} if outcome.reason else override
+    if outcome.reason:
+        return {**override, "zero": outcome.reason}
+    return override
 
 
 def _build_rollout(messages: list[Message], sampled: SampledCompletion) -> Rollout:

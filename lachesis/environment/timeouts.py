@@ -27,7 +27,10 @@ async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
 def pause_timeout() -> Iterator[None]:
     """Stop the clock of the `pausable_timeout` around this block, if there is one."""
     timeout, loop_time = _current_timeout.get(), asyncio.get_running_loop().time
-    deadline = timeout.when() if timeout is not None and not timeout.expired() else None
+    if timeout is not None and not timeout.expired():
+        deadline = timeout.when()
+    else:
+        deadline = None
     if timeout is None or deadline is None:  # There is no limit, or its clock is stopped already.
         yield
         return

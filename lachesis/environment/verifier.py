@@ -17,8 +17,8 @@ from lachesis.environment import timeouts
 from lachesis.environment.outcome import Invalid, build_invalid
 
 log = logging.getLogger(__name__)
+# After this many calls that never return, no further call is made, because each keeps a thread.
 MAX_STUCK_CALLS = 8
-"""After this many calls that never return, no further call is made, because each keeps a thread."""
 TOO_MANY_STUCK_MESSAGE = (
     "too many calls of the verifier have not returned; no further call is made until one does"
 )
@@ -41,8 +41,8 @@ class Verifier:
     """
 
     def __init__(self, timeout_s: float) -> None:
+        # The time limit of each call in seconds.
         self.timeout_s = timeout_s
-        """The time limit of each call in seconds."""
         self._lock = asyncio.Lock()
         self._num_stuck = 0
 
@@ -95,7 +95,9 @@ class Verifier:
         timeout_result = ScoringResult(
             error=Invalid(f"the verifier was not done after {self.timeout_s:g} s")
         )
-        return results if len(results) == len(calls) else [*results, timeout_result]
+        if len(results) == len(calls):
+            return results
+        return [*results, timeout_result]
 
     def _release_stuck(self) -> None:
         self._num_stuck -= 1
@@ -107,8 +109,8 @@ class ScoringThread:
     def __init__(self, function: Callable[..., Any], calls: Sequence[Arguments]) -> None:
         self.function, self.calls = function, calls
         self.results: list[ScoringResult] = []
+        # When the current call began, on the monotonic clock.
         self.call_started_at = time.monotonic()
-        """When the current call began, on the monotonic clock."""
         self._on_finish: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[None] = self._loop.create_future()

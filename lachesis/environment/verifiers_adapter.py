@@ -23,7 +23,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import verifiers as vf
 from verifiers.clients import Client
@@ -42,9 +42,12 @@ from lachesis.environment.sampling import (
 )
 from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
+# The errors that reward functions raised while the current rollout was scored.
 reward_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
-"""The errors that reward functions raised while the current rollout was scored."""
 
 
 class VerifiersEnv(TaskEnv):
@@ -138,7 +141,9 @@ class VerifiersEnv(TaskEnv):
             await self.inner.rubric.score_group(states)
         else:
             await self.inner.rubric.score_rollout(states[0])
-        return build_invalid(problems[0]) if problems else states[0]["reward"]
+        if problems:
+            return build_invalid(problems[0])
+        return states[0]["reward"]
 
 
 class VerifiersClient(Client):
@@ -222,7 +227,10 @@ class VerifiersClient(Client):
 
 def _to_message(message: Any) -> Message:
     """Convert a message of `verifiers`, or in OpenAI's format, for the chat template."""
-    fields = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+    if isinstance(message, Mapping):
+        fields = message
+    else:
+        fields = message.model_dump(exclude_none=True)
     content = fields.get("content") or ""
     if not isinstance(content, str):
         unsupported_types = [part.get("type") for part in content if part.get("type") != "text"]
@@ -235,7 +243,9 @@ def _to_message(message: Any) -> Message:
 
 
 def _add_tools(
-    tokenizer: Any, messages: list[Message], tools: list[toolcalls.ToolDefinition]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    tools: list[toolcalls.ToolDefinition],
 ) -> list[Message]:
     """Return the messages with the tools described in the system message."""
     if not tools:
@@ -250,7 +260,10 @@ def _build_response(
     sampled: SampledCompletion, model: str, tools: list[toolcalls.ToolDefinition]
 ) -> Any:
     try:
-        calls = toolcalls.parse_tool_calls(sampled.text, tools) if tools else []
+        if tools:
+            calls = toolcalls.parse_tool_calls(sampled.text, tools)
+        else:
+            calls = []
     except toolcalls.MalformedCall:
         calls = []  # It is scored as a plain answer.
     is_truncated = sampled.finish_reason == "length"
@@ -296,14 +309,12 @@ def _find_early_outcome(state: Any) -> Outcome | None:
         error = state["error"]
         cause = error.__cause__ or error
         return build_invalid(f"{type(error).__name__}: {describe_exception(cause)}")
-    return (
-        build_invalid("the environment's time limit was exceeded")
-        if state.get("timed_out")
-        else None
-    )
+    if state.get("timed_out"):
+        return build_invalid("the environment's time limit was exceeded")
+    return None
 
 
-def _build_rollout_of_state(state: Any, tokenizer: Any) -> Rollout:
+def _build_rollout_of_state(state: Any, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     """Return the rollout of the last part of a conversation in which no earlier message was
     changed.
 
@@ -365,7 +376,9 @@ def _wrap_reward_function(func: Any) -> Any:
     async def call(*values: Any, **named: Any) -> Any:
         try:
             score = func(*values, **named)
-            return await score if inspect.isawaitable(score) else score
+            if inspect.isawaitable(score):
+                return await score
+            return score
         except Exception as error:
             name = getattr(func, "__name__", "a function")
             reward_errors.get([]).append(f"{name} raised {describe_exception(error)}")

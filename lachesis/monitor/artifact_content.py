@@ -74,9 +74,10 @@ def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
         [point.step, f"{point.percent_correct:.3f}", point.items, _format_interval(point)]
         for point in points[-MAX_HELD_OUT_ROWS:]
     ]
-    curve_lines = (
-        [render_curve([point.percent_correct for point in points]), ""] if len(points) > 1 else []
-    )
+    if len(points) > 1:
+        curve_lines = [render_curve([point.percent_correct for point in points]), ""]
+    else:
+        curve_lines = []
     return [
         "",
         "## Held-out results",
@@ -87,7 +88,9 @@ def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
 
 
 def _format_interval(point: HeldOutPoint) -> str:
-    return "" if point.low is None or point.high is None else f"{point.low:.3f} to {point.high:.3f}"
+    if point.low is None or point.high is None:
+        return ""
+    return f"{point.low:.3f} to {point.high:.3f}"
 
 
 def format_wandb_line(watched: WatchedRun) -> str:
@@ -95,7 +98,9 @@ def format_wandb_line(watched: WatchedRun) -> str:
     if record.wandb_url:
         return f"[W&B]({record.wandb_url})"
     offline = sorted((watched.observation.run_dir.path / "wandb").glob("offline-run-*"))
-    return f"W&B was offline; `wandb sync {offline[-1]}` sends it." if offline else "No W&B."
+    if offline:
+        return f"W&B was offline; `wandb sync {offline[-1]}` sends it."
+    return "No W&B."
 
 
 def _format_headline(watched: WatchedRun) -> str:
@@ -129,7 +134,10 @@ def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
 def build_overview_row(record: RunRecord) -> dict[str, Any]:
     """Return the row of a run in the overview, made from its record alone."""
     health = record.health or {}
-    stall = (health.get("stalled") or {}).get("part", "") if not record.has_ended else ""
+    if not record.has_ended:
+        stall = (health.get("stalled") or {}).get("part", "")
+    else:
+        stall = ""
     return {
         "run": record.run_id,
         "environment": record.environment,

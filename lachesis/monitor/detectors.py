@@ -25,10 +25,7 @@ from lachesis.monitor.rollout_detectors import (
     find_truncation,
     find_zero_signal,
 )
-from lachesis.monitor.run_history import (
-    Finding,
-    RunHistory,
-)
+from lachesis.monitor.run_history import Finding, RunHistory
 from lachesis.monitor.weight_detectors import (
     find_logprob_gap,
     find_non_finite_loss,

@@ -28,6 +28,7 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger(__name__)
+# The configuration fields that an advice may set.
 ADVISABLE_FIELDS = (
     "learning_rate",
     "max_batches_offpolicy",
@@ -35,13 +36,11 @@ ADVISABLE_FIELDS = (
     "max_token_length",
     "group_size",
 )
-"""The configuration fields that an advice may set."""
+# Newest runs of a list whose judgement is refreshed when it is out of date.
 MAX_JUDGED_RUNS = 50
-"""Newest runs of a list whose judgement is refreshed when it is out of date."""
+# Seconds after which the judgement of a living run is refreshed when the run is shown. The monitor
+# refreshes it every minute.
 MAX_HEALTH_AGE_S = 180.0
-"""Seconds after which the judgement of a living run is refreshed when the run is shown. The monitor
-refreshes it every minute.
-"""
 
 
 def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHealth:
@@ -126,7 +125,10 @@ def build_health_entry(
 
     The key `final` marks the judgement of a run that has ended.
     """
-    last_step = observation.last_steps[-1] if observation.last_steps else {}
+    if observation.last_steps:
+        last_step = observation.last_steps[-1]
+    else:
+        last_step = {}
     held_out = find_newest_result(observation.record, observation.last_steps)
     return {
         **health.model_dump(),
@@ -180,7 +182,9 @@ def collect_facts(observation: Observation) -> RunFacts:
 
 def _format_environment(name: str, file: str) -> str:
     """Return the environment's name if it can be found by name, else its file."""
-    return name if Path(file).parent in paths.environment_dirs() else file
+    if Path(file).parent in paths.environment_dirs():
+        return name
+    return file
 
 
 @functools.cache

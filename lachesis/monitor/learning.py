@@ -28,8 +28,8 @@ from lachesis.monitor.run_history import (
 )
 from lachesis.monitor.trend import WINDOW, Trend
 
+# Batches' worth of unused rollouts before the first step that count as a sign of trouble.
 MIN_WASTED_BATCHES = 3
-"""Batches' worth of unused rollouts before the first step that count as a sign of trouble."""
 
 
 def judge_learning(
@@ -84,11 +84,8 @@ def _judge_few_steps(history: RunHistory) -> RunHealth:
     facts, num_steps = history.facts, len(history.last_steps)
     invalid = count_invalid_since_last_step(history)[0]
     parts = [f"{num_steps} of at least {MIN_JUDGED_STEPS} steps"]
-    parts += (
-        [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"]
-        if invalid
-        else []
-    )
+    if invalid:
+        parts += [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"]
     if not facts.has_ended:
         return RunHealth(word="too early", evidence=["; ".join(parts)])
     ending = f"it {'was stopped' if facts.status == 'stopped' else facts.status} after {'; '.join(parts)}"
@@ -140,12 +137,10 @@ def _summarize_steps(steps: Sequence[Step]) -> str:
         compute_recent_mean(steps, "reward/mean"),
         compute_recent_mean(steps, "batch/zero_signal_share"),
     )
-    parts = (
-        []
-        if reward is None
-        else [f"mean reward {reward:.3f} over the last {min(WINDOW, len(steps))} steps"]
-    )
-    parts += (
-        [] if zero_signal_share is None else [f"{zero_signal_share:.0%} of groups without a signal"]
-    )
+    if reward is None:
+        parts = []
+    else:
+        parts = [f"mean reward {reward:.3f} over the last {min(WINDOW, len(steps))} steps"]
+    if zero_signal_share is not None:
+        parts += [f"{zero_signal_share:.0%} of groups without a signal"]
     return ", ".join(parts) or "nothing unusual"

@@ -23,12 +23,11 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 RESPONSE_TIMEOUT_S = 2.0
+# Runs whose services are queried at the same time. The HTTP client searches all waiting requests at
+# each answer, so its cost grows with the square of this number.
 MAX_CONCURRENT_RUNS = 32
-"""Runs whose services are queried at the same time. The HTTP client searches all waiting requests
-at each answer, so its cost grows with the square of this number.
-"""
+# Last steps that are read of each run; a long run has thousands.
 MAX_LAST_STEPS = 60
-"""Last steps that are read of each run; a long run has thousands."""
 MAX_FIRST_STEPS = 20
 
 
@@ -114,7 +113,9 @@ def _read_files(observation: Observation) -> None:
 def read_process_state(pid: int | None) -> str:
     """Return the state of a process as psutil names it, or "gone" if there is no such process."""
     try:
-        return str(psutil.Process(pid).status()) if pid else "gone"
+        if pid:
+            return str(psutil.Process(pid).status())
+        return "gone"
     except (psutil.Error, ValueError, OverflowError):
         # ValueError: the number is not a valid process id
         return "gone"
@@ -142,9 +143,10 @@ async def _query_services(client: httpx.AsyncClient, observation: Observation) -
         _get_json(client, observation, "api", "/counts"),
         _get_json(client, observation, "engine", "/api/v1/healthz"),
     )
-    observation.is_engine_alive = (
-        None if "engine" not in observation.record.services else engine_body is not None
-    )
+    if "engine" not in observation.record.services:
+        observation.is_engine_alive = None
+    else:
+        observation.is_engine_alive = engine_body is not None
     observation.observed_at = time.time()
 
 
@@ -165,4 +167,6 @@ async def _get_json(
         return {}
     except Exception:  # nothing answers, or the port is not valid
         return None
-    return body if isinstance(body, dict) else {}
+    if isinstance(body, dict):
+        return body
+    return {}

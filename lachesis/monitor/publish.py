@@ -23,8 +23,8 @@ from lachesis.runs.run_record import RunRecord
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun
 
+# Seconds that one tick spends on publishing. Runs that do not fit come first in the next tick.
 MAX_PUBLISH_S = 2.5
-"""Seconds that one tick spends on publishing. Runs that do not fit come first in the next tick."""
 MAX_CURVE_POINTS = 200
 MAX_OVERVIEW_ROWS = 200
 

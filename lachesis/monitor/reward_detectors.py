@@ -8,29 +8,23 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from lachesis.monitor.run_history import (
-    Finding,
-    RunHistory,
-    get_recent_values,
-)
+from lachesis.monitor.run_history import Finding, RunHistory, get_recent_values
 from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
 
+# Mean reward from which a task counts as solved.
 SOLVED_REWARD = 0.9
-"""Mean reward from which a task counts as solved."""
+# Difference of mean rewards that counts as a change.
 MIN_LEVEL_CHANGE = 0.1
-"""Difference of mean rewards that counts as a change."""
+# Standard errors by which the reward must have fallen, in addition to the allowance for having
+# selected the best of many windows.
 MIN_DROP_STANDARD_ERRORS = 4.0
-"""Standard errors by which the reward must have fallen, in addition to the allowance for having
-selected the best of many windows.
-"""
+# Before the share `LATE_RUN_SHARE` of the run, a missing rise is reported only if the whole run
+# could not gain more than this, in units of the reward (or of its mean, if that is larger).
 MIN_REWARD_RISE = 0.05
-"""Before the share `LATE_RUN_SHARE` of the run, a missing rise is reported only if the whole run
-could not gain more than this, in units of the reward (or of its mean, if that is larger).
-"""
+# Growth of the gap between training and held-out reward that is reported.
 MIN_GAP_GROWTH = 0.1
-"""Growth of the gap between training and held-out reward that is reported."""
+# Held-out results that are needed before their trend is judged.
 MIN_HELD_OUT_POINTS = 4
-"""Held-out results that are needed before their trend is judged."""
 
 
 def find_environment_without_reward(history: RunHistory) -> Finding | None:
@@ -190,7 +184,6 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
     )
 
 
+# Shares of the run: before `EARLY_RUN_SHARE` a missing rise says nothing; from `LATE_RUN_SHARE` on,
+# a rise that cannot be told from noise is reported as missing.
 EARLY_RUN_SHARE, LATE_RUN_SHARE = 0.1, 0.45
-"""Shares of the run: before `EARLY_RUN_SHARE` a missing rise says nothing; from `LATE_RUN_SHARE`
-on, a rise that cannot be told from noise is reported as missing.
-"""

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import statistics
 
-from lachesis.monitor.reward_detectors import (
-    MIN_LEVEL_CHANGE,
-    SOLVED_REWARD,
-)
+from lachesis.monitor.reward_detectors import MIN_LEVEL_CHANGE, SOLVED_REWARD
 from lachesis.monitor.run_history import (
     MIN_JUDGED_STEPS,
     Finding,
@@ -19,10 +16,9 @@ from lachesis.monitor.run_history import (
 )
 from lachesis.monitor.trend import WINDOW
 
+# Rollouts without any signal after which a run is broken. With this many, a success rate of one in
+# a thousand can be excluded at a confidence of 99 %.
 MIN_ZERO_SIGNAL_ROLLOUTS = 5000
-"""Rollouts without any signal after which a run is broken. With this many, a success rate of one in
-a thousand can be excluded at a confidence of 99 %.
-"""
 
 
 def find_zero_signal(history: RunHistory) -> Finding | None:
@@ -116,11 +112,10 @@ def find_invalid_rollouts(history: RunHistory) -> Finding | None:
     if share < 0.2 and not (has_enough and recent_invalid[1] >= 0.8):
         return None
     is_recent_worse = has_enough and recent_invalid[1] > share
-    span = (
-        "since the last step"
-        if is_recent_worse
-        else f"of the last {min(WINDOW, len(history.last_steps))} steps"
-    )
+    if is_recent_worse:
+        span = "since the last step"
+    else:
+        span = f"of the last {min(WINDOW, len(history.last_steps))} steps"
     return Finding(
         word="broken" if max(share, recent_invalid[1] * has_enough) >= 0.8 else "suspect",
         evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} "
@@ -142,11 +137,9 @@ def describe_invalid_reasons(history: RunHistory) -> str:
     """Return the most frequent reasons for invalid rollouts, as the end of a sentence."""
     errors = history.facts.environment_counts.get("errors") or {}
     most_frequent = sorted(errors.items(), key=lambda item: -item[1])[:2]
-    return (
-        f" ({'; '.join(f'{text}, {count} times' for text, count in most_frequent)})"
-        if most_frequent
-        else ""
-    )
+    if most_frequent:
+        return f" ({'; '.join(f'{text}, {count} times' for text, count in most_frequent)})"
+    return ""
 
 
 def find_entropy_collapse(history: RunHistory) -> Finding | None:

@@ -18,6 +18,8 @@ from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
+# How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
+# `broken` may, where `limits.on_broken` is `stop`.
 SEVERITY: dict[str, int] = {
     "healthy": 0,
     "too early": 0,
@@ -26,12 +28,10 @@ SEVERITY: dict[str, int] = {
     "suspect": 1,
     "broken": 2,
 }
-"""How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
-`broken` may, where `limits.on_broken` is `stop`."""
+# Steps that are needed before their numbers are judged.
 MIN_JUDGED_STEPS = 5
-"""Steps that are needed before their numbers are judged."""
+# Factor by which advice lowers the learning rate.
 ADVISED_RATE_FACTOR = 1 / 3
-"""Factor by which advice lowers the learning rate."""
 
 
 class Finding(BaseModel):
@@ -100,11 +100,15 @@ class RunFacts:
         earlier = [
             checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step
         ]
-        return max(earlier) if earlier else min(self.checkpoints, default=None)
+        if earlier:
+            return max(earlier)
+        return min(self.checkpoints, default=None)
 
     def format_stop_prefix(self) -> str:
         """Return the command that stops the run, or an empty string if it has ended."""
-        return "" if self.has_ended else f"`lachesis stop {self.run_id}`; then "
+        if self.has_ended:
+            return ""
+        return f"`lachesis stop {self.run_id}`; then "
 
     def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
         """Return the command that starts a new run with these edits."""
@@ -114,7 +118,8 @@ class RunFacts:
             for environment in self.additional_environments
             for argument in ("--with", environment)
         ]
-        argv += ["--profile", self.profile] if self.profile != "embedded" else []
+        if self.profile != "embedded":
+            argv += ["--profile", self.profile]
         if start_from is not None:
             argv += ["--from", f"{self.run_id}@{start_from}"]
         elif self.model is not None:
@@ -133,7 +138,10 @@ class RunFacts:
         allowed_edits = [edit for edit in edits if edit.field in self.tunable_fields]
         locked_fields = [edit.field for edit in edits if edit.field not in self.tunable_fields]
         settings = [f"{edit.field}={edit.value}" for edit in allowed_edits]
-        start_clause = "begins anew" if start_from is None else f"goes on from step {start_from}"
+        if start_from is None:
+            start_clause = "begins anew"
+        else:
+            start_clause = f"goes on from step {start_from}"
         sentence = f"{self.format_train_command(*settings, start_from=start_from)} {start_clause}"
         if allowed_edits:
             sentence += f" with {' and '.join(edit.effect for edit in allowed_edits)}"
@@ -188,4 +196,6 @@ def get_recent_values(steps: Sequence[Step], key: str, count: int = WINDOW) -> l
 def compute_recent_mean(steps: Sequence[Step], key: str, count: int = WINDOW) -> float | None:
     """Return the mean of a key over the last `count` steps, or None if there is no value."""
     numbers = get_recent_values(steps, key, count)
-    return statistics.fmean(numbers) if numbers else None
+    if numbers:
+        return statistics.fmean(numbers)
+    return None

@@ -20,8 +20,8 @@ from lachesis.supervision.process import get_service_role
 STOPPED_STATES = ("stopped", "tracing-stop")
 PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
+# Multiple of its usual duration after which a phase counts as stalled.
 MAX_PHASE_SLOWDOWN = 5.0
-"""Multiple of its usual duration after which a phase counts as stalled."""
 SERVICE_TITLES = {
     "trainer": "the inference server",
     "api": "the Atropos API",
@@ -55,11 +55,9 @@ def find_stall(
     if observation.record.status != "running" or observation.record.phase != "training":
         return None
     stopped = _find_stopped_process(observation, silent_since)
-    return (
-        stopped
-        if stopped or has_clock_changed
-        else _find_silent_service(observation, silent_since) or _find_slow_phase(observation)
-    )
+    if stopped or has_clock_changed:
+        return stopped
+    return _find_silent_service(observation, silent_since) or _find_slow_phase(observation)
 
 
 def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
@@ -74,11 +72,10 @@ def _find_stopped_process(observation: Observation, silent_since: dict[str, floa
     if not stopped:
         return None
     first_stopped = stopped[0]
-    since = (
-        (observation.environment_counts or {}).get("at")
-        if get_service_role(first_stopped) == "environment"
-        else silent_since.get(first_stopped)
-    )
+    if get_service_role(first_stopped) == "environment":
+        since = (observation.environment_counts or {}).get("at")
+    else:
+        since = silent_since.get(first_stopped)
     pid_by_name = {"flow": observation.record.flow_pid} | {
         name: service.pid for name, service in observation.record.services.items()
     }
@@ -133,9 +130,10 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
         return None
     if phase == "rollouts":
         return _explain_missing_batch(observation, since, waiting_text)
-    server_text = (
-        " of the engine" if observation.is_engine_alive is not None else " of the Tinker server"
-    )
+    if observation.is_engine_alive is not None:
+        server_text = " of the engine"
+    else:
+        server_text = " of the Tinker server"
     awaited = {
         "forward_backward": "the answer",
         "optim_step": "the answer",
@@ -238,11 +236,10 @@ def _explain_missing_groups(
             f"{requirement}",
         )
     dropped = counts.get("dropped") or 0
-    drop_note = (
-        f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
-        if dropped
-        else ""
-    )
+    if dropped:
+        drop_note = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
+    else:
+        drop_note = ""
     return _make_stall(
         "rollouts", since, f"{waiting_text}, while the environment makes groups{drop_note}"
     )

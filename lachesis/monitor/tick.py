@@ -32,19 +32,16 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")
+# Automatic resumes of a run that stalls repeatedly; after that it is stopped.
 MAX_AUTO_RESUMES = 3
-"""Automatic resumes of a run that stalls repeatedly; after that it is stopped."""
+# Seconds for which a run is watched after its end, for its last report and for leftover processes.
 WATCH_AFTER_END_S = 900.0
-"""Seconds for which a run is watched after its end, for its last report and for leftover processes.
-"""
+# Seconds between wall clock and monotonic clock from which the clock was set or the host was
+# asleep.
 MIN_CLOCK_JUMP_S = 30.0
-"""Seconds between wall clock and monotonic clock from which the clock was set or the host was
-asleep.
-"""
+# Seconds after which a stopping run is stuck. It is longer than any of its services needs to end,
+# including a trainer on the Tinker cloud.
 MAX_STOPPING_S = 300.0
-"""Seconds after which a stopping run is stuck. It is longer than any of its services needs to end,
-including a trainer on the Tinker cloud.
-"""
 
 
 @dataclass
@@ -235,11 +232,10 @@ class Monitor:
             return
         num_resumes = record.auto_resumes + 1
         newest_checkpoint = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
-        outcome = (
-            f"resumed from its checkpoint of step {newest_checkpoint.step}"
-            if newest_checkpoint
-            else "begun again, as it has no checkpoint"
-        )
+        if newest_checkpoint:
+            outcome = f"resumed from its checkpoint of step {newest_checkpoint.step}"
+        else:
+            outcome = "begun again, as it has no checkpoint"
         resubmit_run(self.store, record, auto_resumes=num_resumes)
         watched.messages.append(
             f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)"

@@ -20,25 +20,23 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 Step = dict[str, Any]
+# Steps of the windows at the start, at the end, and of the best mean reward.
 WINDOW = 20
-"""Steps of the windows at the start, at the end, and of the best mean reward."""
+# Number of blocks at which neighbouring blocks are merged.
 MAX_BLOCKS = 64
-"""Number of blocks at which neighbouring blocks are merged."""
 MAX_BINS, MIN_BINS, MIN_BIN_STEPS = 16, 4, 5
+# Held-out results that are kept; beyond that, every second one is removed.
 MAX_HELD_OUT_POINTS = 64
-"""Held-out results that are kept; beyond that, every second one is removed."""
+# The 97.5 % quantile of the normal distribution.
 NORMAL_QUANTILE = 1.96
-"""The 97.5 % quantile of the normal distribution."""
+# Standard errors between the first and the last steps from which a rise is significant, and from
+# which it remains certain for the rest of the run. The first is above `NORMAL_QUANTILE`, because
+# the noise of a window of few steps is known less exactly.
 MIN_CONTRAST, MIN_CERTAIN_CONTRAST = 3.0, 6.0
-"""Standard errors between the first and the last steps from which a rise is significant, and from
-which it remains certain for the rest of the run. The first is above `NORMAL_QUANTILE`, because the
-noise of a window of few steps is known less exactly.
-"""
 MIN_CERTAIN_STEPS = 3 * WINDOW
+# Steps per part when noise is estimated: long enough that parts are nearly independent, and short
+# enough that learning changes little within one.
 NOISE_PART_STEPS = 5
-"""Steps per part when noise is estimated: long enough that parts are nearly independent, and short
-enough that learning changes little within one.
-"""
 
 
 class HeldOutTrendPoint(BaseModel):
@@ -211,16 +209,16 @@ class Trend(BaseModel):
     @property
     def num_steps(self) -> int:
         """Return the number of steps with a reward."""
-        return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0] if self.blocks else 0
+        if self.blocks:
+            return (len(self.blocks) - 1) * self.block_steps + self.blocks[-1][0]
+        return 0
 
     @property
     def window_standard_error(self) -> float:
         """Return the standard error of a window's mean reward, from how successive parts differ."""
-        return (
-            math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
-            if self.parts
-            else 0.0
-        )
+        if self.parts:
+            return math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
+        return 0.0
 
     def estimate_rise(self) -> RewardRise | None:
         """Return how the reward has changed, or None while there are too few steps."""

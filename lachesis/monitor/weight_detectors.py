@@ -15,12 +15,11 @@ from lachesis.monitor.run_history import (
 )
 from lachesis.monitor.trend import WINDOW
 
+# Learning rate below which rounding may hide what an update changes.
 MIN_LEARNING_RATE = 1e-6
-"""Learning rate below which rounding may hide what an update changes."""
+# Share of the run's highest learning rate below which an update is not judged: the start of a
+# warm-up and the end of a schedule.
 MIN_SHARE_OF_PEAK_RATE = 0.01
-"""Share of the run's highest learning rate below which an update is not judged: the start of a
-warm-up and the end of a schedule.
-"""
 
 
 def find_unchanged_weights(history: RunHistory) -> Finding | None:
@@ -99,12 +98,10 @@ def _find_newest_checkpoint(history: RunHistory) -> int | None:
     return max(history.facts.checkpoints, default=None)
 
 
+# Nats per token: identical weights give identical log-probabilities up to rounding; the second
+# limit is per unit of the learning rate. An update of the embedded engine's tiny model changes a
+# token by about 6 nats per unit, at every rate from 1e-7 to 1e-3.
 MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE = 1e-7, 1e-3
-"""Nats per token: identical weights give identical log-probabilities up to rounding; the second
-limit is per unit of the learning rate. An update of the embedded engine's tiny model changes a
-token by about 6 nats per unit, at every rate from 1e-7 to 1e-3.
-"""
+# Mean absolute difference of sampling and training log-probabilities, in nats per token. At 1, the
+# ratio of the importance-sampling loss is wrong by a factor of e for a typical token.
 SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0
-"""Mean absolute difference of sampling and training log-probabilities, in nats per token. At 1, the
-ratio of the importance-sampling loss is wrong by a factor of e for a typical token.
-"""

@@ -86,7 +86,10 @@ def make_model_rows(test: InferenceTest) -> list[Json]:
             "invalid_rate",
         )
         interval = model_result.get("accuracy_interval") or {}
-        interval_text = f"{interval['low']:.3f} to {interval['high']:.3f}" if interval else None
+        if interval:
+            interval_text = f"{interval['low']:.3f} to {interval['high']:.3f}"
+        else:
+            interval_text = None
         values = [
             model_result["name"],
             verdict.get("word"),
@@ -136,7 +139,10 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
 def escape_cell(text: Any) -> str:
     """Return text for one line of Markdown: short and without markup."""
     plain = " ".join(str(text).split())
-    short = plain if len(plain) <= MAX_CELL_CHARS else f"{plain[:MAX_CELL_CHARS]}…"
+    if len(plain) <= MAX_CELL_CHARS:
+        short = plain
+    else:
+        short = f"{plain[:MAX_CELL_CHARS]}…"
     escaped = html.escape(short, quote=False)
     return "".join(
         f"\\{character}" if character in "\\`*_[]|#~" else character for character in escaped
@@ -144,13 +150,17 @@ def escape_cell(text: Any) -> str:
 
 
 def _format_value(value: Any) -> str:
-    return (
-        "–" if value is None else _format_number(value) if isinstance(value, float) else str(value)
-    )
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return _format_number(value)
+    return str(value)
 
 
 def _format_number(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    if value is None:
+        return "–"
+    return f"{value:.4g}"
 
 
 def render_curve(values: Sequence[float | None], width: int = 640, height: int = 140) -> str:

@@ -24,8 +24,8 @@ from lachesis.runs.fork import ForkSource
 from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.inference_tests import EMBEDDED
 
+# The name by which users select the tiny model that knows sums.
 TINY_MODEL = "tiny"
-"""The name by which users select the tiny model that knows sums."""
 TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
 
 

@@ -32,74 +32,61 @@ _EVENT_BODY = (
 
 def make_automation_templates() -> list[Json]:
     """Return the automations without their action."""
-
-    def make_template(
-        name: str, description: str, expect: list[str], match: str, related: Json, payload: str
-    ) -> Json:
-        trigger = {
-            "type": "event",
-            "posture": "Reactive",
-            "match": {"prefect.resource.id": match},
-            "match_related": related,
-            "for_each": ["prefect.resource.id"],
-            "expect": expect,
-            "threshold": 1,
-            "within": 0,
-        }
-        return {
-            "name": f"lachesis: {name}",
-            "description": description,
-            "enabled": True,
-            "tags": [AUTOMATION_TAG],
-            "trigger": trigger,
-            "payload": payload,
-        }
-
-    flow_run_pattern, run_pattern = "prefect.flow-run.*", "lachesis.run.*"
-    stopped = ["prefect.flow-run.Cancelled"]
-    states = [f"prefect.flow-run.{state}" for state in ("Failed", "Crashed")]
     return [
-        make_template(
-            "run failed",
-            "A training run failed or crashed.",
-            states,
-            flow_run_pattern,
-            TRAINING_FLOW_FILTER,
-            _STATE_BODY,
+        _make_flow_run_template(
+            "run failed", "A training run failed or crashed.", states=["Failed", "Crashed"]
         ),
-        make_template(
+        _make_flow_run_template(
             "run stopped",
             "A training run was stopped: by a user, a budget or a policy.",
-            stopped,
-            flow_run_pattern,
-            TRAINING_FLOW_FILTER,
-            _STATE_BODY,
+            states=["Cancelled"],
         ),
-        make_template(
-            "run finished",
-            "A training run completed.",
-            ["prefect.flow-run.Completed"],
-            flow_run_pattern,
-            TRAINING_FLOW_FILTER,
-            _STATE_BODY,
+        _make_flow_run_template("run finished", "A training run completed.", states=["Completed"]),
+        _make_run_event_template(
+            "run stalled", "A part of a run has stalled.", event="lachesis.run.stalled"
         ),
-        make_template(
-            "run stalled",
-            "A part of a run has stalled.",
-            ["lachesis.run.stalled"],
-            run_pattern,
-            {},
-            _EVENT_BODY,
-        ),
-        make_template(
-            "run broken",
-            "Learning is judged broken.",
-            ["lachesis.run.broken"],
-            run_pattern,
-            {},
-            _EVENT_BODY,
+        _make_run_event_template(
+            "run broken", "Learning is judged broken.", event="lachesis.run.broken"
         ),
     ]
+
+
+def _make_flow_run_template(name: str, description: str, *, states: list[str]) -> Json:
+    """Return an automation that is triggered when a flow run of a training enters a state."""
+    trigger = {
+        "expect": [f"prefect.flow-run.{state}" for state in states],
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "match_related": TRAINING_FLOW_FILTER,
+    }
+    return _make_template(name, description, trigger, _STATE_BODY)
+
+
+def _make_run_event_template(name: str, description: str, *, event: str) -> Json:
+    """Return an automation that is triggered by an event that the monitor emits."""
+    trigger = {
+        "expect": [event],
+        "match": {"prefect.resource.id": "lachesis.run.*"},
+        "match_related": {},
+    }
+    return _make_template(name, description, trigger, _EVENT_BODY)
+
+
+def _make_template(name: str, description: str, trigger: Json, payload: str) -> Json:
+    every_event = {
+        "type": "event",
+        "posture": "Reactive",
+        "for_each": ["prefect.resource.id"],
+        "threshold": 1,
+        "within": 0,
+    }
+    return {
+        "name": f"lachesis: {name}",
+        "description": description,
+        "enabled": True,
+        "tags": [AUTOMATION_TAG],
+        "trigger": {**every_event, **trigger},
+        "payload": payload,
+    }
 
 
 def set_notifications(url: str) -> list[str]:

@@ -21,22 +21,20 @@ from lachesis.base.json_text import Json
 from lachesis.base.tls import get_tls_context
 from lachesis.orchestration.server_info import find_api_url, read_auth_string
 
+# A server that is down refuses a connection at once; one that is busy accepts it and is slow.
 CONNECT_TIMEOUT_S = 1.0
-"""A server that is down refuses a connection at once; one that is busy accepts it and is slow."""
+# Time limit for questions about runs, which the records can answer too.
 READ_TIMEOUT_S = 2.5
-"""Time limit for questions about runs, which the records can answer too."""
+# Time limit for other calls; three of them stay below the 30 s that clients wait.
+#
+# While several runs start on two cores, the server takes seconds to respond.
 TIMEOUT_S = 8.0
-"""Time limit for other calls; three of them stay below the 30 s that clients wait.
-
-While several runs start on two cores, the server takes seconds to respond.
-"""
+# Pauses before a busy server is called again; SQLite allows one writer, else it responds with 503.
 BUSY_RETRY_PAUSES_S = (0.1, 0.3, 0.9)
-"""Pauses before a busy server is called again; SQLite allows one writer, else it responds with 503.
-"""
+# The server's own limit for one call.
 MAX_DELETED_RUNS = 50
-"""The server's own limit for one call."""
+# Returned for an object that the server does not know.
 MISSING = object()
-"""Returned for an object that the server does not know."""
 
 
 class PrefectApi:
@@ -78,7 +76,7 @@ class PrefectApi:
     def read_deployment(self, flow: str, name: str) -> Json | None:
         """Return the deployment, or None if it is not registered."""
         deployment = self._request("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
-        return None if deployment is MISSING else deployment
+        return _none_if_missing(deployment)
 
     def create_flow_run(
         self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
@@ -103,7 +101,7 @@ class PrefectApi:
         flow_run = self._request(
             "GET", f"/flow_runs/{flow_run_id}", missing_ok=True, timeout_s=READ_TIMEOUT_S
         )
-        return None if flow_run is MISSING else flow_run
+        return _none_if_missing(flow_run)
 
     def read_flow_runs(self, flow_run_ids: list[str]) -> dict[str, Json]:
         """Return the flow runs that the server knows, by id."""
@@ -181,7 +179,9 @@ class PrefectApi:
             "/artifacts/filter",
             {"artifacts": artifact_filter, "sort": "CREATED_DESC", "limit": 1},
         )
-        return str(artifacts[0]["id"]) if artifacts else None
+        if artifacts:
+            return str(artifacts[0]["id"])
+        return None
 
     def create_artifact(
         self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = ""
@@ -325,7 +325,9 @@ class PrefectApi:
                 f"{response.text[:500]}"
             )
         try:
-            return response.json() if response.content else None
+            if response.content:
+                return response.json()
+            return None
         except ValueError as error:
             raise ServerDownError(
                 f"the server at {self.url} is not a Prefect server: {response.text[:100]!r}"
@@ -353,3 +355,9 @@ def _is_uuid(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _none_if_missing(answer: Any) -> Json | None:
+    if answer is MISSING:
+        return None
+    return dict(answer)

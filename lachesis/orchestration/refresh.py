@@ -6,15 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.base.errors import (
-    ServerDownError,
-    StorageError,
-    UnknownRunError,
-)
+from lachesis.base.errors import ServerDownError, StorageError, UnknownRunError
 from lachesis.base.timestamps import seconds_between
-from lachesis.orchestration.prefect_api import (
-    PrefectApi,
-)
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.submit import log
 from lachesis.orchestration.suspension import (
     SUSPENDED,
@@ -29,8 +23,9 @@ from lachesis.runs.run_record import RunRecord, RunStatusName
 from lachesis.runs.store import RunStore
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
+# No submission takes longer.
 SUBMIT_TIMEOUT_S = 120.0
-"""No submission takes longer."""
+# The run status for each of Prefect's state types except RUNNING, for which the record knows more.
 _STATUS_BY_STATE: dict[str, RunStatusName] = {
     "SCHEDULED": "pending",
     "PENDING": "pending",
@@ -41,8 +36,6 @@ _STATUS_BY_STATE: dict[str, RunStatusName] = {
     "FAILED": "failed",
     "CRASHED": "failed",
 }
-"""The run status for each of Prefect's state types except RUNNING, for which the record knows more.
-"""
 
 
 def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
@@ -53,9 +46,9 @@ def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTes
     if test.has_ended or flow_run_id is None:
         is_overdue = seconds_between(test.created_at) > SUBMIT_TIMEOUT_S
         never_submitted = "it was never submitted, as what started it was killed; start it again"
-        return (
-            tests.fail(test.test_id, never_submitted) if is_overdue and not test.has_ended else test
-        )
+        if is_overdue and not test.has_ended:
+            return tests.fail(test.test_id, never_submitted)
+        return test
     try:
         state = (PrefectApi().read_flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
     except ServerDownError:

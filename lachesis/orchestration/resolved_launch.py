@@ -30,6 +30,8 @@ from lachesis.validation import gate
 from lachesis.validation.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
+    InferenceRequest,
+    InferenceTest,
     InferenceTestStore,
     TestOptions,
 )
@@ -55,7 +57,10 @@ class LaunchFields:
         Raises:
             ConfigError: A value, or the combination of several, cannot work.
         """
-        request = self.request if with_edits else replace(self.request, edits=())
+        if with_edits:
+            request = self.request
+        else:
+            request = replace(self.request, edits=())
         model = launch_inputs.find_base_model(request, [], fork_source, home)
         base_config = resolve_run_config(
             request.environment, request.profile, {}, defaults=self.schema.values, model=model
@@ -144,7 +149,10 @@ def resolve_launch(
         LachesisError: The environment, a value or the checkpoint to begin from does not fit.
     """
     launch_fields = read_launch_fields(request, schema_timeout_s)
-    fork_source = fork.find_source(store, request.start_from) if request.start_from else None
+    if request.start_from:
+        fork_source = fork.find_source(store, request.start_from)
+    else:
+        fork_source = None
     config = launch_fields.build_config(store.home, fork_source)
     if fork_source:
         fork_source.require_compatible(request.profile, config)
@@ -218,3 +226,26 @@ def resolve_test(
         check_endpoint(remote_models, server.read_key_names())
     PrefectApi()  # raises when no server is known, before anything is made
     return ResolvedTest(ResolvedLaunch(request, launch_fields.environment, config), model_names)
+
+
+def create_inference_test(
+    tests: InferenceTestStore, resolved: ResolvedTest, options: TestOptions
+) -> InferenceTest:
+    """Create the record of an inference test; nothing is submitted yet."""
+    environment, config = resolved.launch.environment, resolved.launch.config
+    own_values = config.env.model_extra or {}
+    values = {
+        **options.model_dump(),
+        "models": resolved.models,
+        "num_steps": len(options.prompts or ()) or options.num_steps,
+    }
+    return tests.create(
+        InferenceRequest(
+            environment=environment.name, environment_file=environment.file_path, **values
+        ),
+        config.to_yaml(),
+        class_name=environment.class_name,
+        fingerprint=compute_fingerprint(Path(environment.file_path), own_values),
+        own_values=own_values,
+        planned=gate.make_planned_run(config),
+    )

@@ -13,11 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lachesis.base import paths
-from lachesis.base.errors import (
-    ProcessExitedError,
-    RunStateError,
-    ServerDownError,
-)
+from lachesis.base.errors import ProcessExitedError, RunStateError, ServerDownError
 from lachesis.base.files import storage_errors
 from lachesis.base.typed_values import read_env_number
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -27,8 +23,8 @@ TRAINING_FLOW = "launch-training"
 TEST_FLOW = "validate-environment"
 MONITOR_FLOW = "monitor-training"
 NIGHTLY_FLOW = "validate-all-environments"
+# The line that the runner prints when it accepts runs.
 READY_LINE = "runner is ready"
-"""The line that the runner prints when it accepts runs."""
 
 
 def get_deployment_name(home: Path) -> str:
@@ -46,11 +42,9 @@ def get_deployment_name(home: Path) -> str:
 def find_running_server() -> dict[str, Any] | None:
     """Return what the launcher of this home has written, or None if its server does not respond."""
     server_info = read_server_info()
-    return (
-        server_info
-        if server_info is not None and PrefectApi(server_info["api_url"]).is_healthy()
-        else None
-    )
+    if server_info is not None and PrefectApi(server_info["api_url"]).is_healthy():
+        return server_info
+    return None
 
 
 def read_max_runs_setting() -> int:
@@ -74,7 +68,9 @@ def read_monitor_interval_s() -> float:
 def get_max_runs() -> int:
     """Return the maximum number of concurrent training runs of this home's launcher."""
     server_info = read_server_info()
-    return read_max_runs_setting() if server_info is None else int(server_info["max_runs"])
+    if server_info is None:
+        return read_max_runs_setting()
+    return int(server_info["max_runs"])
 
 
 def require_server(home: Path) -> None:
@@ -127,7 +123,9 @@ def read_key_names() -> dict[str, str] | None:
     Runs are its children, so a key in the environment of a command is of no use.
     """
     server_info = read_server_info()
-    return None if server_info is None else dict.fromkeys(server_info["keys"], "set")
+    if server_info is None:
+        return None
+    return dict.fromkeys(server_info["keys"], "set")
 
 
 def make_serve_command(*options: str) -> list[str]:

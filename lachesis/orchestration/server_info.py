@@ -16,17 +16,15 @@ def read_server_info(home: Path | None = None) -> Json | None:
     The keys are `api_url`, `ui_url`, `keys`, `max_runs` and `pids`.
     """
     try:
-        server_info = json.loads(server_file(home).read_text())
+        server_info: Json = json.loads(server_file(home).read_text())
         is_valid = (
             isinstance(server_info["api_url"], str)
             and isinstance(server_info["keys"], list)
             and isinstance(server_info["max_runs"], int)
         )
-        return (
-            server_info
-            if is_valid and all(isinstance(key, str) for key in server_info["keys"])
-            else None
-        )
+        if is_valid and all(isinstance(key, str) for key in server_info["keys"]):
+            return server_info
+        return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -42,7 +40,9 @@ def find_api_url(home: Path | None = None) -> str | None:
     if configured_url:
         return configured_url.rstrip("/")
     server_info = read_server_info(home)
-    return None if server_info is None else str(server_info["api_url"])
+    if server_info is None:
+        return None
+    return str(server_info["api_url"])
 
 
 def read_auth_string() -> str | None:

@@ -9,18 +9,12 @@ from typing import Any
 
 import psutil
 
-from lachesis.base.errors import (
-    ServerDownError,
-)
+from lachesis.base.errors import ServerDownError
 from lachesis.base.waiting import wait_until
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TEST_FLOW, TRAINING_FLOW, find_deployment, get_max_runs
 from lachesis.orchestration.server_info import find_api_url
-from lachesis.orchestration.suspension import (
-    SUSPENDED,
-    is_suspended,
-    record_not_resumable,
-)
+from lachesis.orchestration.suspension import SUSPENDED, is_suspended, record_not_resumable
 from lachesis.runs import leftovers
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
@@ -96,7 +90,9 @@ def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
         return None
     # The first runs in the queue start at once while the limit is not reached.
     place = waiting_ids.index(run_id) + 1 - max(0, limit - running)
-    return {"place": place, "running": running, "limit": limit} if place > 0 else None
+    if place > 0:
+        return {"place": place, "running": running, "limit": limit}
+    return None
 
 
 def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:

@@ -11,10 +11,10 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
+# The stop reason of a run whose flow run waits to be resumed.
 SUSPENDED = "suspended in Prefect"
-"""The stop reason of a run whose flow run waits to be resumed."""
+# Types of the states in which a flow run waits for its process.
 WAITING_STATES = frozenset({"SCHEDULED", "PENDING"})
-"""Types of the states in which a flow run waits for its process."""
 _SUSPENDED_MESSAGE = "training stops with a checkpoint; Resume continues from it"
 
 
@@ -76,13 +76,18 @@ def find_flow_run_to_resume(record: RunRecord) -> Json | None:
         ServerDownError: The server does not respond.
     """
     api = PrefectApi()
-    flow_run = api.read_flow_run(record.flow_run_id) if record.flow_run_id else None
+    if record.flow_run_id:
+        flow_run = api.read_flow_run(record.flow_run_id)
+    else:
+        flow_run = None
     state = ((flow_run or {}).get("state") or {}).get("type")
     if state == "PAUSED" and record.stop_reason and not is_suspended(record):
         api.cancel(str(record.flow_run_id), record.stop_reason)
         return None
     is_resumed = state in WAITING_STATES or (state == "RUNNING" and is_suspended(record))
-    return flow_run if is_resumed or state == "PAUSED" else None
+    if is_resumed or state == "PAUSED":
+        return flow_run
+    return None
 
 
 def resume_flow_run(flow_run: Json) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from lachesis.reporting.run_answers import RunResults
 from lachesis.runs.metrics import Step
 
+# Steps of the moving average that is drawn over the single steps.
 SMOOTHING_STEPS = 10
-"""Steps of the moving average that is drawn over the single steps."""
 
 
 TIMING_KEYS = (

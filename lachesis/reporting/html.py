@@ -155,21 +155,23 @@ def _describe_held_out(results: RunResults) -> dict[str, str]:
 def _render_held_out_curve(results: RunResults) -> str:
     """Return a table of the held-out results by step, and a sentence about failed evaluations."""
     failures = results.evaluation
-    failure_text = (
-        f"<p>{failures['failed']} evaluations failed; the last one: "
-        f"{_escape(failures['last_reason'])}</p>"
-        if failures
-        else ""
-    )
+    if failures:
+        failure_text = (
+            f"<p>{failures['failed']} evaluations failed; the last one: "
+            f"{_escape(failures['last_reason'])}</p>"
+        )
+    else:
+        failure_text = ""
     if not results.held_out_curve:
-        return f"<h2>Held-out results</h2>{failure_text}" if failure_text else ""
+        if failure_text:
+            return f"<h2>Held-out results</h2>{failure_text}"
+        return ""
     rows: list[list[Any]] = [["step", "share correct", "items", "95 % interval"]]
     for point in results.held_out_curve:
-        interval = (
-            ""
-            if point.low is None or point.high is None
-            else f"{point.low:.3f} to {point.high:.3f}"
-        )
+        if point.low is None or point.high is None:
+            interval = ""
+        else:
+            interval = f"{point.low:.3f} to {point.high:.3f}"
         rows.append([point.step, f"{point.percent_correct:.3f}", point.items, interval])
     return f"<h2>Held-out results</h2>{_render_table(rows)}{failure_text}"
 
@@ -187,7 +189,10 @@ def _render_forecast(results: RunResults) -> str:
     }
     for key, (title, factor, actual_value) in quantities.items():
         if forecast_range := forecast.get(key):
-            actual_text = "" if actual_value is None else _format_number(actual_value * factor)
+            if actual_value is None:
+                actual_text = ""
+            else:
+                actual_text = _format_number(actual_value * factor)
             low, high = (
                 _format_number(forecast_range["low"] * factor),
                 _format_number(forecast_range["high"] * factor),
@@ -199,7 +204,9 @@ def _render_forecast(results: RunResults) -> str:
 
 
 def _format_number(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
 
 
 def _render_rollouts(run_dir: RunDir) -> str:
@@ -240,7 +247,9 @@ def _render_evaluation(run_dir: RunDir) -> str:
     rows: list[list[Any]] = [[f"{key}, {when}" for when in samples for key in keys]]
     pairs = zip(samples["before"], samples["after"], strict=False)
     rows += [[sample.get(key) for sample in pair for key in keys] for pair in pairs]
-    return f"<h2>Held-out items before and after</h2>{_render_table(rows)}" if keys else ""
+    if keys:
+        return f"<h2>Held-out items before and after</h2>{_render_table(rows)}"
+    return ""
 
 
 def _render_table(rows: Sequence[Sequence[Any]]) -> str:

@@ -35,12 +35,12 @@ from lachesis.runs.run_dir import RunDir, shorten_service_name
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_forecast
 
+# Maximum number of steps that the first and the last reward of a run are averaged over, because one
+# step has few prompts.
 REWARD_STEPS = 5
-"""Maximum number of steps that the first and the last reward of a run are averaged over, because
-one step has few prompts.
-"""
+# Number of last steps whose pace gives the estimated time until the end.
 PACE_STEPS = 20
-"""Number of last steps whose pace gives the estimated time until the end."""
+# Next steps as shell commands. Another user interface has its own texts for the same keys.
 NEXT_STEP_COMMANDS = {
     "status": "lachesis status {run}",
     "logs": "lachesis logs {run} {service}",
@@ -50,7 +50,6 @@ NEXT_STEP_COMMANDS = {
     "weights": "lachesis weights {run} --to DIR",
     "report": "lachesis report {run}",
 }
-"""Next steps as shell commands. Another user interface has its own texts for the same keys."""
 
 
 def build_run_status(
@@ -132,11 +131,9 @@ def _select_attempt_steps(
         and bool(steps)
         and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
     )
-    return (
-        [step for step in steps if step["step"] <= max(checkpoints, default=0)]
-        if has_stale_steps
-        else steps
-    )
+    if has_stale_steps:
+        return [step for step in steps if step["step"] <= max(checkpoints, default=0)]
+    return steps
 
 
 def build_run_results(
@@ -185,7 +182,9 @@ def _find_offline_wandb_run(run_dir: RunDir) -> str | None:
     none.
     """
     folders = sorted((run_dir.path / "wandb").glob("offline-run-*"))
-    return str(folders[-1]) if folders else None
+    if folders:
+        return str(folders[-1])
+    return None
 
 
 def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]) -> Json:
@@ -207,11 +206,16 @@ def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]
         cost_usd=usage.cost_usd,
     )
     try:
-        forecast = Forecast.model_validate(record.forecast) if record.forecast else None
+        if record.forecast:
+            forecast = Forecast.model_validate(record.forecast)
+        else:
+            forecast = None
     except ValidationError:
         forecast = None
     if forecast is None or not steps:
-        return {"actual": actual.model_dump(mode="json")} if steps else {}
+        if steps:
+            return {"actual": actual.model_dump(mode="json")}
+        return {}
     actual.ratio = compare_with_forecast(
         forecast,
         steps=last_step["step"],
@@ -271,7 +275,10 @@ def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
 def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
     if record.error is None:
         return None
-    log = run_dir.get_log_file(record.failed_service) if record.failed_service else None
+    if record.failed_service:
+        log = run_dir.get_log_file(record.failed_service)
+    else:
+        log = None
     return LastError(
         message=(record.error.splitlines() or ["no reason was given"])[0],
         service=shorten_service_name(record.failed_service) if record.failed_service else None,
@@ -309,4 +316,6 @@ def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]
 
 def _compute_mean_reward(steps: list[Step]) -> float | None:
     rewards = [step["reward/mean"] for step in steps if step.get("reward/mean") is not None]
-    return round(sum(rewards) / len(rewards), 4) if rewards else None
+    if not rewards:
+        return None
+    return round(float(sum(rewards)) / len(rewards), 4)

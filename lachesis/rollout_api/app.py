@@ -29,7 +29,7 @@ import asyncio
 import collections
 import contextlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from lachesis.base.errors import shorten
@@ -39,14 +39,16 @@ from lachesis.rollout_api.asgi_messages import read_body, send_changed_answer, s
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.types import Message, Receive, Scope, Send
+
 HOST = "127.0.0.1"
+# Maximum size of a message; 64 rollouts of 32,000 tokens with log-probabilities take about 50 MB.
 MAX_BODY_BYTES = 200_000_000
-"""Maximum size of a message; 64 rollouts of 32,000 tokens with log-probabilities take about 50 MB.
-"""
 MAX_WAIT_S = 30.0
+# Maximum delay of a response, because environments start evaluations and checkpoints in between.
 MAX_STATUS_HOLD_S = 1.0
-"""Maximum delay of a response, because environments start evaluations and checkpoints in between.
-"""
 SCORED_DATA_PATHS = ("/scored_data", "/scored_data_list")
 
 
@@ -59,7 +61,7 @@ class BoundedRolloutServer:
 
     def __init__(
         self,
-        app: Any,
+        app: Starlette,
         *,
         max_waiting_batches: int,
         num_prefetched_batches: int = 0,
@@ -77,7 +79,7 @@ class BoundedRolloutServer:
         self._groups_arrived = asyncio.Event()
         self._batch_taken = asyncio.Event()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path")
         if scope["type"] == "http" and path == "/counts":
             await send_json(send, 200, self.report_counts())
@@ -101,7 +103,7 @@ class BoundedRolloutServer:
             await self.app(scope, receive, send)
             self._batch_taken.set()
 
-    async def _wait_for_batch(self, receive: Any, wait_s: float) -> bool:
+    async def _wait_for_batch(self, receive: Receive, wait_s: float) -> bool:
         """Wait for a batch; return False if the client has disconnected and must not be given one."""
         disconnect_task = asyncio.ensure_future(receive())  # The next message is the disconnect.
         with contextlib.suppress(TimeoutError):
@@ -121,7 +123,7 @@ class BoundedRolloutServer:
     def _arrange_queue(self) -> None:
         self.weighted_queue.arrange(self._get_queue(), self._get_environments())
 
-    async def _answer_status(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _answer_status(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Report the queue as one environment should see it, once it has work to do or after a
         while.
         """
@@ -211,7 +213,7 @@ class BoundedRolloutServer:
             "current_step": getattr(self.state, "status_dict", {}).get("step", 0),
         }
 
-    async def _receive_groups(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _receive_groups(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         try:
             groups = json.loads(body)
@@ -240,7 +242,7 @@ class BoundedRolloutServer:
         self.last_refusal = reason
 
     async def _forward_groups(
-        self, scope: Any, receive: Any, send: Any, body: bytes, groups: list[Any]
+        self, scope: Scope, receive: Receive, send: Send, body: bytes, groups: list[Any]
     ) -> None:
         """Send valid groups to the API, and count those that it refuses because of the types of
         their values.
@@ -261,7 +263,7 @@ class BoundedRolloutServer:
         self._groups_arrived.set()
 
     async def _forward_groups_singly(
-        self, scope: Any, receive: Any, send: Any, groups: list[Any]
+        self, scope: Scope, receive: Receive, send: Send, groups: list[Any]
     ) -> None:
         """Send the groups of a list to the API one by one, because it refuses a list as a whole."""
         num_accepted = 0
@@ -281,11 +283,13 @@ class BoundedRolloutServer:
         buffered = getattr(self.state, "buffer", {}).values()
         return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
 
-    async def _call_api(self, scope: Any, receive: Any, body: bytes) -> tuple[int, list[Json], str]:
+    async def _call_api(
+        self, scope: Scope, receive: Receive, body: bytes
+    ) -> tuple[int, list[Message], str]:
         """Send a body to the API and return the status, the messages and the text of its response."""
-        messages: list[Json] = []
+        messages: list[Message] = []
 
-        async def collect(message: Json) -> None:
+        async def collect(message: Message) -> None:
             messages.append(message)
 
         try:
@@ -335,7 +339,9 @@ class BoundedRolloutServer:
 def _parse_wait_s(query: bytes) -> float:
     """Return the seconds in `?wait=SECONDS`, or 0."""
     wait_text = parse_qs(query.decode("latin-1")).get("wait", ["0"])[0]
-    return min(float(wait_text), MAX_WAIT_S) if wait_text.isdigit() else 0.0
+    if wait_text.isdigit():
+        return min(float(wait_text), MAX_WAIT_S)
+    return 0.0
 
 
 def main() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lachesis.base.http_guard import send_json
 from lachesis.base.json_text import Json
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 async def send_changed_answer(
-    app: Any, scope: Any, receive: Any, send: Any, change: Callable[[Json], Json]
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, change: Callable[[Json], Json]
 ) -> None:
     """Send the application's response with `change` applied to its JSON."""
-    messages: list[Json] = []
+    messages: list[Message] = []
 
-    async def collect(message: Json) -> None:
+    async def collect(message: Message) -> None:
         messages.append(message)
 
     await app(scope, receive, collect)
@@ -30,13 +33,13 @@ async def send_changed_answer(
         await send_json(send, status, {"detail": body.decode(errors="replace")})
 
 
-def set_content_length(scope: Json, length: int) -> Json:
+def set_content_length(scope: Scope, length: int) -> Scope:
     """Return the request's scope with the length of its new body."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 
-async def read_body(receive: Any) -> bytes:
+async def read_body(receive: Receive) -> bytes:
     """Return the whole body of a request."""
     body, has_more = bytearray(), True
     while has_more:

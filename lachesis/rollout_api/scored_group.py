@@ -15,8 +15,8 @@ import numpy as np
 
 from lachesis.base.numbers import is_score
 
+# Lists with one row per rollout, which has one entry per token.
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
-"""Lists with one row per rollout, which has one entry per token."""
 NUMERIC_FIELDS = (
     "tokens",
     "masks",
@@ -146,13 +146,17 @@ def _is_list(value: Any) -> bool:
 
 def count_entries(value: Any) -> int:
     """Return the number of entries of a list or array, and 0 for anything else."""
-    return len(value) if _is_list(value) else 0
+    if _is_list(value):
+        return len(value)
+    return 0
 
 
 def get_environment(group: Mapping[str, Any]) -> str | None:
     """Return the name of the environment that made the group, if the run has several."""
     name = (group.get("group_overrides") or {}).get("environment")
-    return name if isinstance(name, str) else None
+    if isinstance(name, str):
+        return name
+    return None
 
 
 def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
@@ -169,7 +173,6 @@ def find_sampled_spans(loss_mask_T: np.ndarray[Any, Any]) -> list[tuple[int, int
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
+# Lower values are not log-probabilities: some servers write -9999 where they have none, for which
+# the ratio of the loss would overflow.
 MIN_LOGPROB = -1000.0
-"""Lower values are not log-probabilities: some servers write -9999 where they have none, for which
-the ratio of the loss would overflow.
-"""

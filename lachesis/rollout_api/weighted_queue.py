@@ -21,12 +21,12 @@ class WeightedQueue:
 
     def __init__(self, num_expected: int) -> None:
         self.num_expected = num_expected
+        # Waiting groups by the number of their environment, the oldest first.
         self.waiting_groups: dict[Any, list[Json]] = {}
-        """Waiting groups by the number of their environment, the oldest first."""
+        # Released rollouts of each environment divided by its weight.
         self._pass_values: dict[Any, float] = {}
-        """Released rollouts of each environment divided by its weight."""
+        # Groups in the API's queue.
         self._released_groups: list[Json] = []
-        """Groups in the API's queue."""
 
     def arrange(self, queue: list[Json], envs: list[Json]) -> None:
         """Take new groups out of the queue, and put those back whose turn it is."""
@@ -71,15 +71,13 @@ class WeightedQueue:
             *self.waiting_groups.get(environment_id, ()),
             *(group for group in queue if group.get("env_id") == environment_id),
         ]
-        return (
-            math.floor(
+        if environment_id in weights_by_id:
+            return math.floor(
                 sum(map(_count_rollouts, own_groups))
                 * sum(weights_by_id.values())
                 / weights_by_id[environment_id]
             )
-            if environment_id in weights_by_id
-            else 0
-        )
+        return 0
 
     def is_awaited(self, environment_id: int, envs: list[Json]) -> bool:
         """Return whether the groups of others wait for a group of this environment."""

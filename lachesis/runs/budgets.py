@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.config.schema import LimitsSection
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
+# Kinds of tokens, each with its own price.
 TOKEN_KINDS = ("prefill", "sampled", "trained")
-"""Kinds of tokens, each with its own price."""
 
 
 class BudgetUsage(BaseModel):
@@ -40,11 +40,9 @@ def read_spent_file(file: Path) -> dict[str, float]:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return (
-        {key: value for key, value in content.items() if isinstance(value, int | float)}
-        if isinstance(content, dict)
-        else {}
-    )
+    if isinstance(content, dict):
+        return {key: value for key, value in content.items() if isinstance(value, int | float)}
+    return {}
 
 
 def compute_budget_usage(

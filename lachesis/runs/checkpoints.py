@@ -22,10 +22,10 @@ from lachesis.base.timestamps import now_iso
 
 log = logging.getLogger(__name__)
 MANIFEST_NAME = re.compile(r"step-([0-9]+)\.json")
+# Selectors of checkpoints beside their steps.
 BEST, LAST = "best", "last"
-"""Selectors of checkpoints beside their steps."""
+# The folder of the run in which the embedded engine stores checkpoints.
 ENGINE_FOLDER = "engine"
-"""The folder of the run in which the embedded engine stores checkpoints."""
 
 
 class StoredFile(BaseModel):
@@ -99,11 +99,9 @@ class Manifest(BaseModel):
     def get_groups_by_environment(self, environments: Iterable[str]) -> dict[str, int]:
         """Return how many groups training had received from each of the run's environments."""
         names = list(environments)
-        return (
-            {name: self.mixture.get(name, 0) for name in names}
-            if len(names) > 1
-            else {names[0]: self.groups}
-        )
+        if len(names) > 1:
+            return {name: self.mixture.get(name, 0) for name in names}
+        return {names[0]: self.groups}
 
 
 def find_best(manifests: Iterable[Manifest]) -> Manifest | None:
@@ -123,11 +121,15 @@ def find_best(manifests: Iterable[Manifest]) -> Manifest | None:
 
 
 def _get_held_out_score(manifest: Manifest) -> float:
-    return manifest.held_out.percent_correct if manifest.held_out else math.nan
+    if manifest.held_out:
+        return manifest.held_out.percent_correct
+    return math.nan
 
 
 def _get_reward(manifest: Manifest) -> float:
-    return math.nan if manifest.reward is None else manifest.reward
+    if manifest.reward is None:
+        return math.nan
+    return manifest.reward
 
 
 class Checkpoints:
@@ -207,11 +209,9 @@ class Checkpoints:
         skipped_names = [
             file.stem for step, file in self._list_manifest_files() if step > manifest.step
         ]
-        return (
-            f"damaged and skipped: {', '.join(skipped_names)}; this is step {manifest.step}"
-            if skipped_names
-            else None
-        )
+        if skipped_names:
+            return f"damaged and skipped: {', '.join(skipped_names)}; this is step {manifest.step}"
+        return None
 
     def set_aside(self, after: int) -> None:
         """Rename the manifests of later steps, so that they no longer count.

@@ -29,18 +29,18 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
+# Environment variable of a launcher's server and runner; it holds the mark of the home.
 LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
-"""Environment variable of a launcher's server and runner; it holds the mark of the home."""
 LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = (
     "deployments.up",
     "deployments.runner",
     "prefect.engine",
 )
+# How long to wait for a runner, which first ends its runs, each with a checkpoint.
 RUNNER_TIMEOUT_S = 240.0
-"""How long to wait for a runner, which first ends its runs, each with a checkpoint."""
 CHECK_PREFIX = "lachesis-check-"
+# How long the logs of a failed or killed check are kept.
 MAX_CHECK_AGE_S = 86400.0
-"""How long the logs of a failed or killed check are kept."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ def remove_old_checks() -> list[str]:
             stat = path.lstat()
             if stat.st_uid == os.getuid() and time.time() - stat.st_mtime > MAX_CHECK_AGE_S:
                 old_folders.append(path)
-    processes_by_folder = leftovers.find_processes(root) if old_folders else {}
+    if old_folders:
+        processes_by_folder = leftovers.find_processes(root)
+    else:
+        processes_by_folder = {}
     in_use = [
         path
         for path in old_folders
@@ -95,9 +98,9 @@ def find_run_leftovers(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
 
 def _make_file_leftover(path: Path, reason: str = "its writer did not finish it") -> Leftover:
     def clean_up() -> str:
-        return (
-            f"removed {path}" if leftovers.remove_paths([path]) else f"{path} could not be removed"
-        )
+        if leftovers.remove_paths([path]):
+            return f"removed {path}"
+        return f"{path} could not be removed"
 
     return Leftover(f"{path}: {reason}", clean_up)
 
@@ -152,11 +155,10 @@ def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Lefto
                 parent is None or LAUNCHER_MODULE not in parent.cmdline()
             ):
                 (runners if RUNNER_MODULE in command else servers).append(process)
-    runs_note = (
-        f"; these runs end with it, each with a checkpoint: {', '.join(alive_run_ids)}"
-        if alive_run_ids
-        else ""
-    )
+    if alive_run_ids:
+        runs_note = f"; these runs end with it, each with a checkpoint: {', '.join(alive_run_ids)}"
+    else:
+        runs_note = ""
     return [
         *(_make_launcher_leftover(launched, runs_note) for launched in runners),
         *(_make_launcher_leftover(launched) for launched in servers),

@@ -16,8 +16,12 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
         counts = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    written_at = counts.get("at") if isinstance(counts, dict) else None
-    return counts if isinstance(written_at, int | float) and written_at >= since else None
+    if not isinstance(counts, dict):
+        return None
+    written_at = counts.get("at")
+    if isinstance(written_at, int | float) and written_at >= since:
+        return counts
+    return None
 
 
 def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None:
@@ -29,7 +33,9 @@ def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None
         counts for file in files if (counts := read_counts(file, since=since)) is not None
     ]
     if len(all_counts) < 2:
-        return all_counts[0] if all_counts else None
+        if all_counts:
+            return all_counts[0]
+        return None
     merged: Json = {"errors": {}, "zeros": {}}
     for counts in all_counts:
         for key, value in counts.items():

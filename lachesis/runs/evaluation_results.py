@@ -61,13 +61,17 @@ def summarize_failures(run_dir: RunDir) -> Json | None:
 
 def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
     """Return the newest held-out accuracy after at least one step, or None."""
-    return curve[-1].percent_correct if curve and curve[-1].step > 0 else None
+    if curve and curve[-1].step > 0:
+        return curve[-1].percent_correct
+    return None
 
 
 def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint | None:
     """Return the newest held-out result of a run, given its last steps."""
     curve = build_whole_curve(steps, record.evaluation, is_from_base=False)
-    return curve[-1] if curve else None
+    if curve:
+        return curve[-1]
+    return None
 
 
 def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
@@ -88,4 +92,6 @@ def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
 def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
     """Return the share of correct answers, or the first metric of an environment that names none."""
     point = to_point(metrics, 0)
-    return point.percent_correct if point is not None else next(iter(metrics.values()), None)
+    if point is not None:
+        return point.percent_correct
+    return next(iter(metrics.values()), None)

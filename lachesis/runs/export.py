@@ -22,14 +22,16 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# The subfolder of the merged model.
 MERGED_FOLDER = "merged"
-"""The subfolder of the merged model."""
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
     """Return where the embedded engine has stored the adapter, or None if another server holds it."""
     adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
-    return adapter if (adapter / ADAPTER_FILES[0]).is_file() else None
+    if (adapter / ADAPTER_FILES[0]).is_file():
+        return adapter
+    return None
 
 
 class BetterCheckpoint(BaseModel):
@@ -75,7 +77,10 @@ def find_weights(run_dir: RunDir) -> WeightLocations:
     newest = checkpoints.find_newest()
     if newest is None:
         return WeightLocations()
-    best_field = {"best": better} if (better := _find_better_checkpoint(run_dir, newest)) else {}
+    if better := _find_better_checkpoint(run_dir, newest):
+        best_field = {"best": better}
+    else:
+        best_field = {}
     return WeightLocations(
         step=newest.step,
         sampler_weights=newest.sampler_weights,
@@ -103,17 +108,19 @@ def _find_better_checkpoint(run_dir: RunDir, manifest: Manifest) -> BetterCheckp
 def _describe_score(manifest: Manifest, compared_with: Manifest | None = None) -> str:
     """Describe the result by which a checkpoint is judged."""
     if (compared_with or manifest).held_out is None:
-        return "no reward" if manifest.reward is None else f"mean reward {manifest.reward:.3f}"
+        if manifest.reward is None:
+            return "no reward"
+        return f"mean reward {manifest.reward:.3f}"
     result = manifest.held_out
-    return (
-        f"held-out accuracy {result.percent_correct:.3f} on {result.items} items"
-        if result
-        else "no held-out result"
-    )
+    if result:
+        return f"held-out accuracy {result.percent_correct:.3f} on {result.items} items"
+    return "no held-out result"
 
 
 def _to_text(path: Path | None) -> str | None:
-    return str(path) if path else None
+    if path:
+        return str(path)
+    return None
 
 
 def export(
@@ -244,7 +251,10 @@ def _verify(
                 f"{result.describe()}. Nothing was written; `lachesis weights {record.run_id} "
                 f"--checkpoint {manifest.step} --to DIR --no-verify` writes it without this check"
             )
-    verified = None if any(result.verified is None for result in results.values()) else True
+    if any(result.verified is None for result in results.values()):
+        verified = None
+    else:
+        verified = True
     measured = {name: result.model_dump() for name, result in results.items()}
     return {"base_revision": revision, **measured, "verified": verified}
 

@@ -47,11 +47,10 @@ class ForkSource:
             ("lora_rank", source_config.tinker.lora_rank, config.tinker.lora_rank),
         ):
             if theirs != ours:
-                hint = (
-                    "choose that profile"
-                    if field == "profile"
-                    else "leave it out to use that of the checkpoint"
-                )
+                if field == "profile":
+                    hint = "choose that profile"
+                else:
+                    hint = "leave it out to use that of the checkpoint"
                 raise ConfigError(
                     f"checkpoint {self.name} has {field} {theirs} and this run {ours}; they must "
                     f"be equal, so {hint}"
@@ -107,11 +106,15 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
         for name, settings in mixture.items()
         for part in ("--with", f"{name}={settings.get('weight', 1)}")
     ]
-    profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
+    if record.profile == "embedded":
+        profile_options = []
+    else:
+        profile_options = ["--profile", record.profile]
     newest = Checkpoints(run_dir.checkpoints).find_newest()
-    source_options = (
-        ["--from", f"{record.run_id}@{newest.step}"] if newest else ["--model", record.base_model]
-    )
+    if newest:
+        source_options = ["--from", f"{record.run_id}@{newest.step}"]
+    else:
+        source_options = ["--model", record.base_model]
     command = shlex.join(
         [
             "lachesis",
@@ -123,7 +126,10 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
             *edits,
         ]
     )
-    source_text = f"from its weights of step {newest.step}" if newest else "on the same environment"
+    if newest:
+        source_text = f"from its weights of step {newest.step}"
+    else:
+        source_text = "on the same environment"
     start = f'start_from="{source_options[1]}"' if newest else ""
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
     return (

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.intervals import wilson_interval
 
 Step = Mapping[str, Any]
+# Names that environments use for the share of correct answers, the preferred one first.
 ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
-"""Names that environments use for the share of correct answers, the preferred one first."""
 
 
 class HeldOutPoint(BaseModel):
@@ -101,10 +101,16 @@ def build_whole_curve(
             step 0.
     """
     points = {point.step: point for point in build_held_out_curve(steps)}
-    before = to_point(evaluation.get("before", {}), 0) if is_from_base else None
+    if is_from_base:
+        before = to_point(evaluation.get("before", {}), 0)
+    else:
+        before = None
     if before is not None:
         points.setdefault(0, before)
-    after = to_point(evaluation.get("after", {}), steps[-1]["step"]) if steps else None
+    if steps:
+        after = to_point(evaluation.get("after", {}), steps[-1]["step"])
+    else:
+        after = None
     if after is not None:
         points[after.step] = after
     return [points[step] for step in sorted(points)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from lachesis.base.errors import InvalidGroupsError
 from lachesis.base.json_text import Json
 
+# An environment is dead if its first groups, enough for this many batches, are all invalid.
 NUM_DEAD_BATCHES = 3
-"""An environment is dead if its first groups, enough for this many batches, are all invalid."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,10 @@ class DeadEnvironment:
     def describe(self) -> str:
         """Say how many groups were invalid, the most frequent reason, and where to look."""
         reason, count = max(self.reasons.items(), key=lambda item: item[1], default=("", 0))
-        example = f", most often by: {reason} ({count} times)" if reason else ""
+        if reason:
+            example = f", most often by: {reason} ({count} times)"
+        else:
+            example = ""
         return (
             f"all of the first {self.num_groups} groups of {self.name} were invalid{example}; "
             f"`lachesis env check {self.file}` runs it without training, and its log is {self.log}"

@@ -21,17 +21,18 @@ from lachesis.base.files import read_or_create_secret
 MARK_VARIABLE = "LACHESIS_RUN"
 MARK_FILE = ".mark"
 TERMINATE_TIMEOUT_S = 5.0
+# Names of files and folders of this project while they are written.
 TEMPORARY_NAME = re.compile(r"\.[^/]+\.\d+\.[0-9a-f]{6}|\.[0-9a-f]{32}")
-"""Names of files and folders of this project while they are written."""
+# No file takes longer to write.
 MAX_WRITE_S = 600.0
-"""No file takes longer to write."""
 
 
 def build_mark(folder: Path) -> str:
     """Return the mark of all processes of this run or test; its token is created at the first call."""
-    token = (
-        read_or_create_secret(folder / MARK_FILE) if folder.is_dir() else secrets.token_urlsafe(8)
-    )
+    if folder.is_dir():
+        token = read_or_create_secret(folder / MARK_FILE)
+    else:
+        token = secrets.token_urlsafe(8)
     return f"{folder}:{token}"
 
 

@@ -21,18 +21,18 @@ from lachesis.runs.held_out import is_evaluation_key
 log = logging.getLogger(__name__)
 
 Step = dict[str, Any]
+# How long to wait for W&B before a run is logged offline.
 INIT_TIMEOUT_S = 30.0
-"""How long to wait for W&B before a run is logged offline."""
+# Number of evaluations that failed since the previous line; it stays with its line.
 FAILED_KEY = "eval/failed"
-"""Number of evaluations that failed since the previous line; it stays with its line."""
+# The metrics that a report shows; `metrics.jsonl` has all of them.
 KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
                "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
-"""The metrics that a report shows; `metrics.jsonl` has all of them."""
+# Typical size of a line, which has some sixty numbers.
 ASSUMED_LINE_BYTES = 3000
-"""Typical size of a line, which has some sixty numbers."""
 
 
 class MetricsFile:
@@ -86,7 +86,9 @@ class MetricsFile:
 
     def read(self) -> list[Step]:
         """Return the steps in order, without those that a resumed run has made again."""
-        return _parse_steps(self.path.read_bytes()) if self.path.is_file() else []
+        if self.path.is_file():
+            return _parse_steps(self.path.read_bytes())
+        return []
 
     def tail(self, count: int) -> list[Step]:
         """Return at least the last `count` steps, if there are as many, without reading a long
@@ -216,8 +218,8 @@ class WandbSink:
         }
         self._queue: list[tuple[int, dict[str, float]] | None] = []
         self._queue_condition = threading.Condition()
+        # Whether the thread has stopped reading the queue.
         self._is_closed = False
-        """Whether the thread has stopped reading the queue."""
         self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
         self._thread.start()
 

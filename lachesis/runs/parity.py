@@ -16,16 +16,14 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.errors import CheckpointError, MissingDependencyError
 from lachesis.base.tolerance import FLOAT32_TOLERANCE, Tolerance
 
+# The trained weights may be this many times farther from the server's values than the base model.
+#
+# If training has changed little, the server's rounding decides which of them is nearer.
 MAX_RATIO_TO_BASE = 1.25
-"""The trained weights may be this many times farther from the server's values than the base model.
-
-If training has changed little, the server's rounding decides which of them is nearer.
-"""
+# Weights are verified if their mean difference is at most this share of that of the base model.
+#
+# Otherwise the difference may be rounding, or an adapter of a much earlier step.
 MAX_RATIO_VERIFIED = 0.5
-"""Weights are verified if their mean difference is at most this share of that of the base model.
-
-Otherwise the difference may be rounding, or an adapter of a much earlier step.
-"""
 
 
 class Parity(BaseModel):
@@ -53,7 +51,9 @@ class Parity(BaseModel):
         """Say whether these are the trained weights."""
         if self.verified is None:
             return "not verified, because the base model differs less than twice as much"
-        return "verified" if self.verified else "not the trained weights"
+        if self.verified:
+            return "verified"
+        return "not the trained weights"
 
     def describe(self) -> str:
         """Describe the measured differences and the limit."""
@@ -63,15 +63,13 @@ class Parity(BaseModel):
             f"{limit if self.measure == 'mean' else ''} and by {self.largest:.1e} at most"
             f"{limit if self.measure == 'largest' else ''}"
         )
-        return (
-            text
-            if self.base_mean is None
-            else f"{text}; those of the base model by {self.base_mean:.1e} on average"
-        )
+        if self.base_mean is None:
+            return text
+        return f"{text}; those of the base model by {self.base_mean:.1e} on average"
 
 
+# Token ids (T,), and the log-probabilities (T - 1,) of all but the first.
 Texts = Sequence[tuple[list[int], list[float]]]
-"""Token ids (T,), and the log-probabilities (T - 1,) of all but the first."""
 
 
 def check_adapter(
@@ -195,7 +193,9 @@ def judge_weights(
         )
     if not is_within_limit:
         return False
-    return True if mean <= MAX_RATIO_VERIFIED * base_mean else None
+    if mean <= MAX_RATIO_VERIFIED * base_mean:
+        return True
+    return None
 
 
 def _read_revision(name: str, config: Any) -> str:

@@ -25,17 +25,17 @@ class RunDir:
         self.engine = self.path / "engine"
         self.logs = self.path / "logs"
         self.evaluation = self.path / "evaluation"
+        # One line for each failed evaluation during training.
         self.failed_evaluations = self.evaluation / "failed.jsonl"
-        """One line for each failed evaluation during training."""
         self.rollouts = self.path / "rollouts.jsonl"
+        # Locked while a flow or a service of the run is alive.
         self.lock = self.path / ".alive"
-        """Locked while a flow or a service of the run is alive."""
+        # If it exists, processes of the run are killed without time to end by themselves.
         self.stop_now_file = self.path / ".now"
-        """If it exists, processes of the run are killed without time to end by themselves."""
+        # The Tinker session of the run while it is open at a remote server.
         self.tinker_session = self.path / "session.json"
-        """The Tinker session of the run while it is open at a remote server."""
+        # Usage of the run when its trainer ended; the last line of the metrics is older.
         self.spent = self.path / "spent.json"
-        """Usage of the run when its trainer ended; the last line of the metrics is older."""
 
     def get_counters_file(self, service: str) -> Path:
         """Return the file of an environment's counts; see `lachesis.env_process.counters`."""
@@ -103,4 +103,6 @@ def try_lock(file: IO[str], operation: int = fcntl.LOCK_EX) -> bool:
 def shorten_service_name(service: str) -> str:
     """Return a service's name in file names and in the keys of a status."""
     role, dash, which = service.partition("-")
-    return "env" + dash + which if role == "environment" else service
+    if role == "environment":
+        return "env" + dash + which
+    return service

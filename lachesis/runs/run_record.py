@@ -122,13 +122,19 @@ class RunRecord(BaseModel):
         end.
         """
         word = (self.health or {}).get("word")
-        return str(word) if word else "unknown" if self.has_ended else "too early"
+        if word:
+            return str(word)
+        if self.has_ended:
+            return "unknown"
+        return "too early"
 
     @property
     def evidence(self) -> str | None:
         """Return the first evidence of that judgement."""
         evidence = (self.health or {}).get("evidence")
-        return str(evidence[0]) if isinstance(evidence, list) and evidence else None
+        if isinstance(evidence, list) and evidence:
+            return str(evidence[0])
+        return None
 
     @property
     def environment_files(self) -> dict[str, str]:
@@ -168,7 +174,10 @@ def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None
         return max(0.0, seconds_between(record.started_at, record.ended_at))
     clocks = clocks or read_clocks()
     by_calendar = (clocks.now - datetime.fromisoformat(record.started_at)).total_seconds()
-    by_clock = -1.0 if record.began_s is None else clocks.monotonic_s - record.began_s
+    if record.began_s is None:
+        by_clock = -1.0
+    else:
+        by_clock = clocks.monotonic_s - record.began_s
     if record.boot is None:
         return max(0.0, by_clock, by_calendar)
     if by_clock >= 0 and is_same_boot(record.boot, clocks.boot):

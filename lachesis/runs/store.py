@@ -31,8 +31,8 @@ from lachesis.runs.run_record import (
     mark_services_exited,
 )
 
+# A record is written in milliseconds; a process that holds it longer has been stopped.
 LOCK_S = 10.0
-"""A record is written in milliseconds; a process that holds it longer has been stopped."""
 
 
 class RunStore:
@@ -148,9 +148,10 @@ class RunStore:
         for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
             with contextlib.suppress(OSError):
                 write_times.append(file.stat().st_mtime)
-        started_at = (
-            datetime.fromisoformat(record.started_at).timestamp() if record.started_at else 0.0
-        )
+        if record.started_at:
+            started_at = datetime.fromisoformat(record.started_at).timestamp()
+        else:
+            started_at = 0.0
         return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
     def update_service(self, run_id: str, name: str, **changes: Any) -> None:
@@ -176,7 +177,10 @@ class RunStore:
         """
         records, unreadable = [], []
         with storage_errors(self.root):
-            folders = [Path(entry) for entry in os.scandir(self.root)] if self.root.exists() else []
+            if self.root.exists():
+                folders = [Path(entry) for entry in os.scandir(self.root)]
+            else:
+                folders = []
         for folder in folders:
             try:
                 record = RunRecord.model_validate_json((folder / "run.json").read_bytes())

@@ -28,6 +28,7 @@ from lachesis.base.http_guard import HttpGuard
 MAX_REQUEST_BYTES = 32_000_000
 MAX_RESPONSE_BYTES = 500_000_000
 TIMEOUT = httpx.Timeout(600.0, connect=30.0)
+# Headers of the endpoint's response that its clients use.
 FORWARDED_HEADERS = (
     "content-type",
     "retry-after",
@@ -35,7 +36,6 @@ FORWARDED_HEADERS = (
     "x-should-retry",
     "x-request-id",
 )
-"""Headers of the endpoint's response that its clients use."""
 
 
 class UpstreamResponseError(Exception):
@@ -58,36 +58,7 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
         return JSONResponse({"status": "ok"})
 
     async def forward(request: Request) -> Response:
-        headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if key:
-            headers["authorization"] = f"Bearer {key}"
-        path = request.url.path.removeprefix("/v1")
-        query = f"?{request.url.query}" if request.url.query else ""
-        body = await request.body()
-        try:
-            upstream_request = client.build_request(
-                request.method, f"{endpoint}{path}{query}", headers=headers, content=body
-            )
-            response = await client.send(upstream_request, stream=True, follow_redirects=False)
-        except httpx.HTTPError as error:
-            return _make_unreachable_response(endpoint, f"{type(error).__name__}: {error}")
-        if response.is_redirect:  # The client would send its token to the new address.
-            await response.aclose()
-            return _make_unreachable_response(
-                endpoint, f"it redirects with HTTP {response.status_code}, which is not followed"
-            )
-        response_headers = {
-            name: value
-            for name in FORWARDED_HEADERS
-            if (value := response.headers.get(name)) is not None
-        }
-        response_headers = {
-            name: value.replace(key, "***") if key else value
-            for name, value in response_headers.items()
-        }
-        return StreamingResponse(
-            _redact_body(response, key.encode()), response.status_code, response_headers
-        )
+        return await _forward_request(client, request, endpoint, key)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -100,17 +71,54 @@ def create_app(endpoint: str, key: str, token: str) -> HttpGuard:
         Route("/v1/completions", forward, methods=["POST"]),
         Route("/v1/models", forward, methods=["GET"]),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
-    where = "the proxy of a test is for its own environment"
-    open_paths = ("/health",)
     return HttpGuard(
-        app,
+        Starlette(routes=routes, lifespan=lifespan),
         host="127.0.0.1",
         token=token,
-        open_paths=open_paths,
+        open_paths=("/health",),
         max_body_bytes=MAX_REQUEST_BYTES,
-        token_hint=where,
+        token_hint="the proxy of a test is for its own environment",
     )
+
+
+async def _forward_request(
+    client: httpx.AsyncClient, request: Request, endpoint: str, key: str
+) -> Response:
+    """Send a request to the endpoint with its key, and stream the response back without it."""
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    path = request.url.path.removeprefix("/v1")
+    query = f"?{request.url.query}" if request.url.query else ""
+    body = await request.body()
+    try:
+        upstream_request = client.build_request(
+            request.method, f"{endpoint}{path}{query}", headers=headers, content=body
+        )
+        response = await client.send(upstream_request, stream=True, follow_redirects=False)
+    except httpx.HTTPError as error:
+        return _make_unreachable_response(endpoint, f"{type(error).__name__}: {error}")
+    if response.is_redirect:  # The client would send its token to the new address.
+        await response.aclose()
+        return _make_unreachable_response(
+            endpoint, f"it redirects with HTTP {response.status_code}, which is not followed"
+        )
+    return StreamingResponse(
+        _redact_body(response, key.encode()),
+        response.status_code,
+        _select_headers(response, key),
+    )
+
+
+def _select_headers(response: httpx.Response, key: str) -> dict[str, str]:
+    """Return the headers that clients use, without the key."""
+    headers = {}
+    for name in FORWARDED_HEADERS:
+        value = response.headers.get(name)
+        if value is not None:
+            # An endpoint may repeat the request's header in its own.
+            headers[name] = value.replace(key, "***") if key else value
+    return headers
 
 
 def _make_unreachable_response(endpoint: str, reason: str) -> JSONResponse:

@@ -25,9 +25,8 @@ from lachesis.base.files import read_last_lines
 from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.process import ServiceSpec
 
+# Maximum size of a service's log and its predecessor, because an environment may print endlessly.
 MAX_SERVICE_LOG_BYTES = 200_000_000
-"""Maximum size of a service's log and its predecessor, because an environment may print endlessly.
-"""
 REAPER = Path(__file__).with_name("reaper.py")
 T = TypeVar("T")
 
@@ -153,7 +152,9 @@ class ServiceGroup:
 
     def get_exit_code(self, name: str) -> int | None:
         """Return the exit code of a service, or None while it runs."""
-        return self._states[name].exit_code if self._states[name].has_ended else None
+        if self._states[name].has_ended:
+            return self._states[name].exit_code
+        return None
 
     def collect_exit_codes(self) -> dict[str, int | None]:
         """Return the exit codes of the services that have ended."""
@@ -180,7 +181,9 @@ class ServiceGroup:
                     or bool(self._find_ended_services() - self._reported_exits)
                 )
             )
-        return future.result() if future.done() else default
+        if future.done():
+            return future.result()
+        return default
 
     def _find_ended_services(self) -> set[str]:
         return {name for name, state in self._states.items() if state.has_ended}
@@ -263,14 +266,16 @@ def make_exit_error(spec: ServiceSpec, exit_code: int | None) -> ProcessExitedEr
     `details["service"]` names the service. Our own processes end their log with an error code and
     the cause, which is then all that is shown.
     """
-    how = (
-        f"was killed by signal {-exit_code}"
-        if exit_code is not None and exit_code < 0
-        else f"exited with code {exit_code}"
-    )
+    if exit_code is not None and exit_code < 0:
+        how = f"was killed by signal {-exit_code}"
+    else:
+        how = f"exited with code {exit_code}"
     last_lines = read_last_lines(spec.log)
     cause = last_lines.rpartition("\n")[2]
     if cause.partition(": ")[0] in list_error_codes():
         return ProcessExitedError(f"{spec.name} {how}: {cause}, see {spec.log}", service=spec.name)
-    log_excerpt = f"; its last lines:\n{last_lines}" if last_lines else "; it wrote nothing"
+    if last_lines:
+        log_excerpt = f"; its last lines:\n{last_lines}"
+    else:
+        log_excerpt = "; it wrote nothing"
     return ProcessExitedError(f"{spec.name} {how}, see {spec.log}{log_excerpt}", service=spec.name)

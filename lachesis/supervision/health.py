@@ -134,10 +134,8 @@ def make_http_readiness_check(
             content = response.json()
         except ValueError:
             return f"the response from {url} is not JSON"
-        return (
-            ""
-            if expect(content if isinstance(content, dict) else {})
-            else f"{response.text[:200]} from {url}"
-        )
+        if expect(content if isinstance(content, dict) else {}):
+            return ""
+        return f"{response.text[:200]} from {url}"
 
     return check_url

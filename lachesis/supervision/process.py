@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lachesis.base.errors import PortInUseError
 
+# Returns an empty text if the service is ready, else what it responded.
 ReadinessCheck = Callable[[], str]
-"""Returns an empty text if the service is ready, else what it responded."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from typing import Any
 POLL_S = 0.05
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MAX_LINE_BYTES = 1 << 20
+# How long to wait for the end of a service's output; a grandchild that is alive keeps it open.
 LOG_DRAIN_TIMEOUT_S = 1.0
-"""How long to wait for the end of a service's output; a grandchild that is alive keeps it open."""
 try:
     # Loaded here, because a child between fork and exec must not load anything.
     LIBC: Any = ctypes.CDLL(None)

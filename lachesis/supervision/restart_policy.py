@@ -56,4 +56,6 @@ class RestartBudget:
         pauses = RESTART_RULES[get_service_role(service)].pauses_s
         count = self.restarts_by_service[service]
         self.restarts_by_service[service] += 1
-        return pauses[count] if count < len(pauses) else None
+        if count < len(pauses):
+            return pauses[count]
+        return None

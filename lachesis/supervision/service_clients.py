@@ -20,7 +20,9 @@ def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
         content = response.json()
     except (httpx.HTTPError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def count_registered_environments(plan: ServicePlan) -> int:

@@ -63,7 +63,9 @@ def make_dataset_hub_env(config: RunConfig) -> dict[str, str]:
     The data set may come from the Hub even if the model does not. The token is included if the
     model comes from the Hub too; otherwise $LACHESIS_PASS can pass it.
     """
-    return {} if is_local_model(config) else select_env_by_prefix("HF_TOKEN")
+    if is_local_model(config):
+        return {}
+    return select_env_by_prefix("HF_TOKEN")
 
 
 def make_run_wandb_env(in_use: bool) -> dict[str, str]:
@@ -74,7 +76,10 @@ def make_run_wandb_env(in_use: bool) -> dict[str, str]:
     """
     if not in_use:
         return {}
-    mode = "disabled" if os.environ.get("WANDB_MODE") == "disabled" else "offline"
+    if os.environ.get("WANDB_MODE") == "disabled":
+        mode = "disabled"
+    else:
+        mode = "offline"
     return {
         **read_public_variables("WANDB_"),
         **({} if "WANDB_API_KEY" in read_passed_variables() else {"WANDB_MODE": mode}),

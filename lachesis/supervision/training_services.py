@@ -13,10 +13,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.supervision.health import make_http_readiness_check
-from lachesis.supervision.process import (
-    ReadinessCheck,
-    ServiceSpec,
-)
+from lachesis.supervision.process import ReadinessCheck, ServiceSpec
 from lachesis.supervision.service_env import (
     HOST,
     PYTHON_MODULE_COMMAND,
@@ -67,11 +64,10 @@ def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
         "--ahead",
         str(fetches_ahead),
     ]
-    environment_flags = (
-        ["--environments", str(len(config.build_environment_configs()))]
-        if config.env.mixture
-        else []
-    )
+    if config.env.mixture:
+        environment_flags = ["--environments", str(len(config.build_environment_configs()))]
+    else:
+        environment_flags = []
     return ServiceSpec(
         "api",
         [
@@ -145,7 +141,9 @@ class EnvironmentServices:
         """Return the end of its names of files and services, which is empty for the first
         environment.
         """
-        return f"-{paths.to_safe_name(self.name)}" if self.env_id else ""
+        if self.env_id:
+            return f"-{paths.to_safe_name(self.name)}"
+        return ""
 
     @property
     def service_name(self) -> str:
@@ -155,9 +153,9 @@ class EnvironmentServices:
     @property
     def config_file(self) -> Path:
         """Return the file of its configuration."""
-        return (
-            self.folder.path / f"{self.service_name}.yaml" if self.is_mixed else self.folder.config
-        )
+        if self.is_mixed:
+            return self.folder.path / f"{self.service_name}.yaml"
+        return self.folder.config
 
     def make_serve_spec(self, *, groups: int) -> ServiceSpec:
         """Describe the process that makes rollouts."""

@@ -71,7 +71,10 @@ class StageChild:
             lines = self.results_file.read_text(encoding="utf-8").split("\n")[:-1]
         except FileNotFoundError:
             return None
-        return json.loads(lines[index]) if len(lines) > index else None
+        if len(lines) <= index:
+            return None
+        content: Json = json.loads(lines[index])
+        return content
 
 
 def serve_base_model(

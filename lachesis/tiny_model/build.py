@@ -33,10 +33,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+# Digits at the end of the name of a model's folder; they change with everything that decides its
+# weights.
 DIGEST_DIGITS = 8
-"""Digits at the end of the name of a model's folder; they change with everything that decides its
-weights.
-"""
 ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
 
@@ -212,7 +211,9 @@ def _fine_tune_on_examples(
     encode = functools.cache(build_tokenizer().encode)  # There are a few thousand distinct texts.
 
     def draw_conversation() -> Sequence[Message]:
-        return rng.choice(examples.conversations) if examples else _draw_sum(rng, recipe)
+        if examples:
+            return rng.choice(examples.conversations)
+        return _draw_sum(rng, recipe)
 
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01

@@ -16,8 +16,8 @@ from lachesis.catalog.scan import Environment
 from lachesis.tiny_model import build as tiny_model_build
 
 NUM_EXAMPLES = 4000
+# Maximum number of tokens in a training batch.
 MAX_BATCH_TOKENS = 8_192
-"""Maximum number of tokens in a training batch."""
 RIGHT_SHARE, NUM_STEPS = 0.3, 900
 
 

@@ -29,13 +29,18 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from transformers import PreTrainedTokenizerBase
+
+    from lachesis.runs.checkpoints import Checkpoints, Manifest
     from lachesis.trainer.evaluations import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
+    from lachesis.trainer.policy import Policy
     from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
+# Maximum size of a sampling request.
 MAX_REQUEST_BYTES = 20_000_000
-"""Maximum size of a sampling request."""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -145,7 +150,7 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
 
 
 async def _serve_base_model(
-    config: RunConfig, sock: socket.socket, tokenizer: Any, stop: asyncio.Event
+    config: RunConfig, sock: socket.socket, tokenizer: PreTrainedTokenizerBase, stop: asyncio.Event
 ) -> None:
     from lachesis.trainer import inference_server
     from lachesis.trainer.policy import Policy
@@ -165,22 +170,21 @@ async def _train(
     args: argparse.Namespace,
     run_folder: Path,
     sock: socket.socket,
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     stop: asyncio.Event,
 ) -> None:
     from lachesis.base.cancellation import run_unless_stopped
     from lachesis.runs.checkpoints import Checkpoints
-    from lachesis.trainer.checkpoint_manager import CheckpointManager
-    from lachesis.trainer.loop import Trainer
     from lachesis.trainer.policy import Policy
-    from lachesis.trainer.rollout_client import RolloutClient
-    from lachesis.trainer.state import TrainerState
 
     checkpoints = Checkpoints(run_folder / "checkpoints")
-    state, resume_path = TrainerState(), None
-    if resume_checkpoint := checkpoints.find_resumable() if args.resume else None:
-        state.step, resume_path = resume_checkpoint.step, resume_checkpoint.state
-        log.info("resuming from step %d: %s, with its optimizer", state.step, resume_path)
+    resume_checkpoint = checkpoints.find_resumable() if args.resume else None
+    resume_path = None
+    if resume_checkpoint:
+        resume_path = resume_checkpoint.state
+        log.info(
+            "resuming from step %d: %s, with its optimizer", resume_checkpoint.step, resume_path
+        )
     policy = await run_unless_stopped(stop, Policy.create(config, resume_from=resume_path))
     if policy is None:
         return  # The process was asked to end before there was anything to save.
@@ -190,36 +194,64 @@ async def _train(
         if config.profile != "embedded":  # The embedded engine ends with the run.
             policy.write_session_file(run_dir.tinker_session)
         await policy.publish()
-        checkpoint_manager = CheckpointManager(
-            policy,
-            checkpoints,
-            num_to_keep=config.tinker.keep_checkpoints,
-            resume_checkpoint=resume_checkpoint,
-        )
-        state.groups = checkpoint_manager.groups
-        state.groups_by_environment = dict(checkpoint_manager.groups_by_environment)
-        state.evaluations = _create_evaluations(
-            config, run_dir, state.usage, has_final_evaluation=args.hold
-        )
-        checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
-        if resume_checkpoint:
-            resume_point = await checkpoint_manager.verify_resume(resume_checkpoint)
-            state.resume_point = resume_point.model_dump()
-        wandb = _create_wandb_sink(config, run_folder) if config.tinker.use_wandb else None
-        trainer = Trainer(
+        trainer = await _create_trainer(
             config,
             policy,
-            RolloutClient(config.env.rollout_server_url),
-            checkpoint_manager=checkpoint_manager,
-            state=state,
-            run_dir=run_dir,
-            wandb=wandb,
-            tokenizer=tokenizer,
+            checkpoints,
+            resume_checkpoint,
+            run_dir,
+            tokenizer,
+            has_final_evaluation=args.hold,
         )
         await _serve_and_train(trainer, sock, stop, hold=args.hold)
         status = "success"
     finally:
         await policy.close(status)
+
+
+async def _create_trainer(
+    config: RunConfig,
+    policy: Policy,
+    checkpoints: Checkpoints,
+    resume_checkpoint: Manifest | None,
+    run_dir: RunDir,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    has_final_evaluation: bool,
+) -> Trainer:
+    """Return the trainer with its state, which is that of the checkpoint if there is one."""
+    from lachesis.trainer.checkpoint_manager import CheckpointManager
+    from lachesis.trainer.loop import Trainer
+    from lachesis.trainer.rollout_client import RolloutClient
+    from lachesis.trainer.state import TrainerState
+
+    state = TrainerState()
+    checkpoint_manager = CheckpointManager(
+        policy,
+        checkpoints,
+        num_to_keep=config.tinker.keep_checkpoints,
+        resume_checkpoint=resume_checkpoint,
+    )
+    state.groups = checkpoint_manager.groups
+    state.groups_by_environment = dict(checkpoint_manager.groups_by_environment)
+    state.evaluations = _create_evaluations(
+        config, run_dir, state.usage, has_final_evaluation=has_final_evaluation
+    )
+    checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
+    if resume_checkpoint:
+        state.step = resume_checkpoint.step
+        resume_point = await checkpoint_manager.verify_resume(resume_checkpoint)
+        state.resume_point = resume_point.model_dump()
+    return Trainer(
+        config,
+        policy,
+        RolloutClient(config.env.rollout_server_url),
+        checkpoint_manager=checkpoint_manager,
+        state=state,
+        run_dir=run_dir,
+        wandb=_create_wandb_sink(config, run_dir.path) if config.tinker.use_wandb else None,
+        tokenizer=tokenizer,
+    )
 
 
 async def _serve_and_train(
@@ -304,7 +336,7 @@ def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
         yield sock
 
 
-def guard_app(app: Any, config: RunConfig) -> HttpGuard:
+def guard_app(app: ASGIApp, config: RunConfig) -> HttpGuard:
     """Require the token in $LACHESIS_INFERENCE_TOKEN for sampling, which costs money in the cloud.
 
     The routes that describe the server need no token.
@@ -324,7 +356,7 @@ def guard_app(app: Any, config: RunConfig) -> HttpGuard:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_background(app: Any, sock: socket.socket) -> Any:
+async def serve_in_background(app: ASGIApp, sock: socket.socket) -> Any:
     """Serve `app` on `sock` during the block, without uvicorn's signal handlers."""
     import uvicorn
 

@@ -32,11 +32,10 @@ from lachesis.trainer.advantages import (
 from lachesis.trainer.distillation import compute_distillation_advantages
 from lachesis.trainer.doubled_eos import build_keep_mask
 
+# Mask value of positions that are not trained on; at trained positions the mask repeats the token.
 IGNORE_INDEX = -100
-"""Mask value of positions that are not trained on; at trained positions the mask repeats the token.
-"""
+# Exceptions that a group with values of wrong types may cause; BatchError is a ValueError.
 MALFORMED_GROUP_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions that a group with values of wrong types may cause; BatchError is a ValueError."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,10 @@ def to_batch(
         try:
             batch.merge(_convert_group(group, settings))
         except MALFORMED_GROUP_ERRORS as error:
-            error_prefix = "" if isinstance(error, BatchError) else f"{type(error).__name__}: "
+            if isinstance(error, BatchError):
+                error_prefix = ""
+            else:
+                error_prefix = f"{type(error).__name__}: "
             batch.drop_reasons[group_index] = shorten(f"{error_prefix}{error}", 500)
     if groups_P and len(batch.drop_reasons) == len(groups_P):
         first_index = min(batch.drop_reasons)

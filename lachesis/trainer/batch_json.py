@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 ARRAY_DTYPES = {"tokens": np.int64, "masks": np.int64, "inference_logprobs": np.float64}
+# Levels that are parsed step by step: the response, its groups, a group, and a list of rollouts.
 STEPWISE_LEVELS = 4
-"""Levels that are parsed step by step: the response, its groups, a group, and a list of rollouts.
-"""
 WHITESPACE = re.compile(r"[ \t\n\r]*")
 decode_value = json.JSONDecoder().raw_decode
 
@@ -84,7 +83,9 @@ def _read_object(text: str, at: int, levels: int) -> tuple[dict[str, Any], int]:
 
 def _skip_whitespace(text: str, at: int) -> int:
     match = WHITESPACE.match(text, at)
-    return match.end() if match else at
+    if match:
+        return match.end()
+    return at
 
 
 def _skip_character(text: str, at: int, character: str) -> int:
@@ -104,4 +105,6 @@ def _to_array(value: Any, key: str) -> Any:
     is_numeric_vector = array.ndim == 1 and array.dtype.kind in (
         "i" if ARRAY_DTYPES[key] is np.int64 else "if"
     )
-    return array.astype(ARRAY_DTYPES[key]) if is_numeric_vector or not value else value
+    if is_numeric_vector or not value:
+        return array.astype(ARRAY_DTYPES[key])
+    return value

@@ -22,8 +22,8 @@ from lachesis.trainer.policy import Policy
 
 log = logging.getLogger(__name__)
 SERVER_TIMEOUT_S = 30.0
+# Maximum change in nats per token; the same weights on the same server differ by rounding only.
 MAX_LOSS_CHANGE = 1e-3
-"""Maximum change in nats per token; the same weights on the same server differ by rounding only."""
 
 
 class ResumePoint(BaseModel):
@@ -66,25 +66,26 @@ class CheckpointManager:
         self.checkpoints.folder.mkdir(exist_ok=True)
         self.checkpoints.set_aside(after=resume_checkpoint.step if resume_checkpoint else 0)
         self.step = resume_checkpoint.step if resume_checkpoint else 0
+        # Whether the weights include the supervised fine-tuning before the first step.
         self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.borrowed
-        """Whether the weights include the supervised fine-tuning before the first step."""
         self.groups = resume_checkpoint.groups if resume_checkpoint else 0
         self.groups_by_environment = collections.Counter(
             resume_checkpoint.mixture if resume_checkpoint else {}
         )
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
-        self._probe_tokens = (
-            [probe.tokens for probe in resume_checkpoint.probes] if resume_checkpoint else []
-        )
+        if resume_checkpoint:
+            self._probe_tokens = [probe.tokens for probe in resume_checkpoint.probes]
+        else:
+            self._probe_tokens = []
         if resume_checkpoint and resume_checkpoint.reference and not self._probe_tokens:
             self._probe_tokens = [resume_checkpoint.reference.tokens]
         self._rewards: list[float] = []
+        # Steps of all checkpoints, including deleted ones.
         self._saved_steps = sorted(manifest.step for manifest in checkpoints.list_intact())
-        """Steps of all checkpoints, including deleted ones."""
+        # The newest held-out result since the last checkpoint.
         self._pending_held_out: HeldOutResult | None = None
-        """The newest held-out result since the last checkpoint."""
+        # Returns the step that is being evaluated, or whose result was not noted yet.
         self.get_evaluated_step: Callable[[], int | None] = lambda: None
-        """Returns the step that is being evaluated, or whose result was not noted yet."""
 
     def count_received_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Count groups that training has received."""
@@ -128,11 +129,9 @@ class CheckpointManager:
     def _find_checkpoint_under_evaluation(self) -> int | None:
         """Return the step of the saved checkpoint that the awaited evaluation belongs to."""
         evaluated_step = self.get_evaluated_step()
-        return (
-            None
-            if evaluated_step is None
-            else next((step for step in self._saved_steps if step >= evaluated_step), None)
-        )
+        if evaluated_step is None:
+            return None
+        return next((step for step in self._saved_steps if step >= evaluated_step), None)
 
     async def save(self, step: int, *, is_final: bool = False) -> None:
         """Save a checkpoint of this step unless there is one, then delete those that are
@@ -180,11 +179,10 @@ class CheckpointManager:
             manifest.reference,
             _to_reference(await self._measure_probes()),
         )
-        loss_change = (
-            loaded_reference.loss - saved_reference.loss
-            if saved_reference and loaded_reference
-            else None
-        )
+        if saved_reference and loaded_reference:
+            loss_change = loaded_reference.loss - saved_reference.loss
+        else:
+            loss_change = None
         if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
             log.warning(
                 "the loaded weights differ from the saved ones: %+.2e nats per token of a stored "
@@ -229,8 +227,6 @@ class CheckpointManager:
 
 
 def _to_reference(probes: list[Probe]) -> ReferenceLoss | None:
-    return (
-        ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs)))
-        if probes
-        else None
-    )
+    if probes:
+        return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs)))
+    return None

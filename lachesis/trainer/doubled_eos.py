@@ -22,7 +22,9 @@ def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | No
     if eos_id is not None:
         is_eos = tokens_T == eos_id
         keep_mask_T[1:] = ~(is_eos[1:] & is_eos[:-1])
-    return keep_mask_T if loss_mask_T is None else keep_mask_T | loss_mask_T
+    if loss_mask_T is None:
+        return keep_mask_T
+    return keep_mask_T | loss_mask_T
 
 
 def collapse_doubled_eos(tokens: list[int], eos_id: int | None) -> list[int]:

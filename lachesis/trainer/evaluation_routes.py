@@ -11,7 +11,7 @@ See `lachesis.trainer.evaluations`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tinker
 from fastapi import APIRouter, FastAPI, Request
@@ -25,6 +25,9 @@ from lachesis.trainer.inference import Inference, Sample, cancel_on_disconnect, 
 from lachesis.trainer.inference_server import create_router
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.state import TrainerState
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class EvaluationReport(BaseModel):
@@ -40,7 +43,11 @@ class EvaluationInference(Inference):
     """Sample with the weights of the evaluation that the path names."""
 
     def __init__(
-        self, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        config: RunConfig,
+        state: TrainerState,
     ) -> None:
         super().__init__(policy, tokenizer, config, state.usage, is_base=False)
         self.state = state
@@ -68,7 +75,11 @@ class EvaluationInference(Inference):
 
 
 def add_evaluation_routes(
-    app: FastAPI, policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState
+    app: FastAPI,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig,
+    state: TrainerState,
 ) -> None:
     """Add the routes to the inference server's application."""
     evaluations, router = state.evaluations, APIRouter(prefix="/evaluations")

@@ -27,22 +27,21 @@ from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
+# How long a request for the next evaluation may stay open.
 LONG_POLL_S = 20.0
-"""How long a request for the next evaluation may stay open."""
+# An evaluation without a heartbeat for this long is given up.
 HEARTBEAT_TIMEOUT_S = 120.0
-"""An evaluation without a heartbeat for this long is given up."""
+# How long after the last step an environment may take to begin an evaluation that is due.
 BEGIN_TIMEOUT_S = 30.0
-"""How long after the last step an environment may take to begin an evaluation that is due."""
+# How long after the last step a running evaluation may take to end.
 FINISH_TIMEOUT_S = 600.0
-"""How long after the last step a running evaluation may take to end."""
+# After this many updates one token is sampled from the weights of an evaluation, because servers
+# may drop idle weights.
 UPDATES_PER_KEEPALIVE = 8
-"""After this many updates one token is sampled from the weights of an evaluation, because servers
-may drop idle weights.
-"""
 MAX_ATTEMPTS = 2
 MAX_METRICS, MAX_NAME_LENGTH = 64, 80
+# Names under `eval/` that are written here.
 RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
-"""Names under `eval/` that are written here."""
 
 
 class EvaluationEndedError(Exception):
@@ -96,10 +95,10 @@ class EvaluationScheduler:
         )
         self.usage, self.failures_file = usage or Usage(), failures_file
         self.num_failed = 0
+        # Whether no further evaluation will be due.
         self.is_over = every_steps <= 0
-        """Whether no further evaluation will be due."""
+        # Results of the run's own environment that the trainer has not taken yet.
         self.results: list[HeldOutPoint] = []
-        """Results of the run's own environment that the trainer has not taken yet."""
         self._evaluated_steps: set[int] = set()
         self._round: EvaluationRound | None = None
         self._running: dict[str, RunningEvaluation] = {}
@@ -110,7 +109,9 @@ class EvaluationScheduler:
     @property
     def step_under_way(self) -> int | None:
         """Return the step whose weights are being evaluated now."""
-        return self._round.step if self._round else None
+        if self._round:
+            return self._round.step
+        return None
 
     @property
     def step_awaited(self) -> int | None:
@@ -118,7 +119,9 @@ class EvaluationScheduler:
 
         Its evaluation is running, or has ended and its result was not taken.
         """
-        return self.results[0].step if self.results else self.step_under_way
+        if self.results:
+            return self.results[0].step
+        return self.step_under_way
 
     def restore_from_metrics(self, steps: Iterable[Mapping[str, Any]], first_step: int) -> None:
         """Restore what an earlier attempt has evaluated when training resumes from `first_step`.

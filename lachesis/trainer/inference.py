@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tinker
 from fastapi import Request
@@ -14,11 +14,11 @@ from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.sampling_parameters import (
-    BadRequestError,
-    SamplingSettings,
-)
+from lachesis.trainer.sampling_parameters import BadRequestError, SamplingSettings
 from lachesis.trainer.usage import Usage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,13 @@ class Inference:
     """Sample from the policy or from the base model."""
 
     def __init__(
-        self, policy: Policy, tokenizer: Any, config: RunConfig, usage: Usage, *, is_base: bool
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        config: RunConfig,
+        usage: Usage,
+        *,
+        is_base: bool,
     ) -> None:
         self.policy, self.tokenizer, self.config, self.usage, self.is_base = (
             policy,
@@ -48,7 +54,10 @@ class Inference:
 
     def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
         """Return the weights for a request."""
-        client = self.policy.base_sampler if self.is_base else self.policy.sampler
+        if self.is_base:
+            client = self.policy.base_sampler
+        else:
+            client = self.policy.sampler
         assert client is not None, "the server starts after the first weights are published"
         return client
 
@@ -156,11 +165,9 @@ def to_samples(
 def _truncate_at_stop_id(sample: Sample, stop_ids: list[int]) -> Sample:
     """Return the sample up to and including the first of these ids."""
     end = next((index for index, token in enumerate(sample.tokens) if token in stop_ids), None)
-    return (
-        sample
-        if end is None
-        else Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
-    )
+    if end is None:
+        return sample
+    return Sample(sample.tokens[: end + 1], sample.logprobs[: end + 1], "stop")
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Any]) -> Any:

@@ -17,7 +17,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tinker
 from fastapi import APIRouter, FastAPI, Request
@@ -39,8 +39,13 @@ from lachesis.trainer.sampling_parameters import (
 )
 from lachesis.trainer.state import TrainerState
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: TrainerState) -> FastAPI:
+
+def create_app(
+    policy: Policy, tokenizer: PreTrainedTokenizerBase, config: RunConfig, state: TrainerState
+) -> FastAPI:
     """Create the application; serve it once the policy has published its first weights."""
     app = FastAPI(title="Lachesis inference", openapi_url=None)
     for prefix, is_base in (("", False), ("/base", True)):
@@ -61,7 +66,10 @@ def create_app(policy: Policy, tokenizer: Any, config: RunConfig, state: Trainer
 
 def _make_error_handler(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
     async def handle_error(request: Request, error: Exception) -> JSONResponse:
-        error_type = "invalid_request_error" if status == 400 else "server_error"
+        if status == 400:
+            error_type = "invalid_request_error"
+        else:
+            error_type = "server_error"
         return JSONResponse(
             {"error": {"message": http_errors.escape_surrogates(error), "type": error_type}}, status
         )
@@ -72,7 +80,33 @@ def _make_error_handler(status: int) -> Callable[[Request, Exception], Awaitable
 def create_router(inference: Inference, state: TrainerState, config: RunConfig) -> APIRouter:
     """Return the routes that sample from the weights of `inference`."""
     router = APIRouter()
+    _add_state_routes(router, state, config)
+    _add_openai_routes(router, inference, config)
 
+    @router.post("/generate", response_model=None)
+    async def generate(body: GenerateRequest, request: Request) -> JSONResponse:
+        is_sglang = body.input_ids is not None or body.text is not None
+        response = await (_generate_sglang if is_sglang else _generate_vllm)(
+            inference, body, request
+        )
+        # The response is created here because FastAPI would check thousands of numbers in Python.
+        return JSONResponse(response)
+
+    @router.post("/logprobs")
+    async def logprobs(body: LogprobsRequest, request: Request) -> Json:
+        refuse_unsupported(body.model_extra or {})
+        ids = body.input_ids
+        if ids is None:
+            if body.messages:
+                ids = inference.encode_chat(body.messages)
+            else:
+                ids = inference.encode(body.prompt)
+        return {"tokens": ids, "logprobs": await inference.compute_logprobs(request, ids)}
+
+    return router
+
+
+def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig) -> None:
     @router.get("/health")
     async def health() -> Json:
         return {
@@ -98,15 +132,8 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
         group = config.tinker.wandb_group or config.env.wandb_name
         return {"project": config.tinker.wandb_project, "group": group, "url": state.wandb_url}
 
-    @router.post("/generate", response_model=None)
-    async def generate(body: GenerateRequest, request: Request) -> JSONResponse:
-        is_sglang = body.input_ids is not None or body.text is not None
-        response = await (_generate_sglang if is_sglang else _generate_vllm)(
-            inference, body, request
-        )
-        # The response is created here because FastAPI would check thousands of numbers in Python.
-        return JSONResponse(response)
 
+def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfig) -> None:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Json:
         ids = inference.encode(body.prompt)
@@ -139,24 +166,13 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
         ]
         return _build_openai_response("chat.completion", config, ids, samples, choices)
 
-    @router.post("/logprobs")
-    async def logprobs(body: LogprobsRequest, request: Request) -> Json:
-        refuse_unsupported(body.model_extra or {})
-        ids = body.input_ids
-        if ids is None:
-            ids = (
-                inference.encode_chat(body.messages)
-                if body.messages
-                else inference.encode(body.prompt)
-            )
-        return {"tokens": ids, "logprobs": await inference.compute_logprobs(request, ids)}
-
-    return router
-
 
 async def _generate_vllm(inference: Inference, body: GenerateRequest, request: Request) -> Json:
     """Return one {id: logprob} per token of each sample, with the sampled token as the only entry."""
-    prompt = body.prompt.get("prompt_token_ids") if isinstance(body.prompt, dict) else body.prompt
+    if isinstance(body.prompt, dict):
+        prompt = body.prompt.get("prompt_token_ids")
+    else:
+        prompt = body.prompt
     ids = inference.encode(prompt)
     settings = body.to_vllm_settings()
     samples = await inference.sample(request, ids, settings)
@@ -185,7 +201,10 @@ async def _generate_sglang(
     inference: Inference, body: GenerateRequest, request: Request
 ) -> Json | list[Json]:
     """Return one object for n = 1, else a list, with [logprob, id, text] per token."""
-    ids = body.input_ids if body.input_ids is not None else inference.encode(body.text)
+    if body.input_ids is not None:
+        ids = body.input_ids
+    else:
+        ids = inference.encode(body.text)
     settings = body.to_sglang_settings()
     responses = []
     for sample in await inference.sample(request, ids, settings):
@@ -206,7 +225,9 @@ async def _generate_sglang(
                 "meta_info": meta,
             }
         )
-    return responses[0] if settings.n == 1 else responses
+    if settings.n == 1:
+        return responses[0]
+    return responses
 
 
 def _build_completion_logprobs(inference: Inference, sample: Sample) -> Json:

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lachesis.base.cancellation import run_unless_stopped
 from lachesis.base.files import write_private
@@ -28,12 +28,13 @@ from lachesis.trainer.sft_examples import iterate_batches, read_examples
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
 from lachesis.trainer.training_metrics import compute_rollout_metrics
-from lachesis.trainer.weight_sync_check import MAX_TEXT_TOKENS, WeightSyncCheck
+from lachesis.trainer.weight_sync_check import WeightSyncCheck, select_probe_tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# The groups as they came, and the batch made from them.
 FetchedBatch = tuple[list[ScoredGroup], Batch]
-"""The groups as they came, and the batch made from them."""
-NUM_PROBE_TEXTS = 4
-"""Number of texts of the first batch that are kept to compare checkpoints with."""
 log = logging.getLogger(__name__)
 
 
@@ -50,7 +51,7 @@ class Trainer:
         state: TrainerState,
         run_dir: RunDir,
         wandb: WandbSink | None,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.config, self.policy, self.rollout_client, self.checkpoint_manager, self.state = (
             config,
@@ -75,10 +76,10 @@ class Trainer:
             has_kl_penalty=config.tinker.kl_coefficient > 0,
         )
         self._prefetch_task: asyncio.Task[FetchedBatch | None] | None = None
+        # Measures the time from the line of one step to that of the next.
         self._step_timer = StepTimer()
-        """Measures the time from the line of one step to that of the next."""
+        # Metrics of a step that was counted but not written yet.
         self._unwritten_metrics: dict[str, float] | None = None
-        """Metrics of a step that was counted but not written yet."""
         state.get_spent = lambda: self.step_accounting.compute_spent(state.usage)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -109,9 +110,10 @@ class Trainer:
         await self._save()
         await self._wait_for_evaluations(stop)
         self.step_accounting.write_spent(self.state.usage)
-        self.state.phase = (
-            "finished" if self.state.step >= self.config.env.total_steps else "stopped"
-        )
+        if self.state.step >= self.config.env.total_steps:
+            self.state.phase = "finished"
+        else:
+            self.state.phase = "stopped"
 
     async def _run_step(self, stop: asyncio.Event) -> bool:
         """Run one step; return False if `stop` was set while waiting for rollouts."""
@@ -201,15 +203,16 @@ class Trainer:
             if self.policy.num_updates > num_updates_before or not batch.datums:
                 self.state.step += 1
                 self.checkpoint_manager.count_step(
-                    metrics["reward/mean"], _select_probe_tokens(groups)
+                    metrics["reward/mean"], select_probe_tokens(groups)
                 )
                 self._unwritten_metrics = metrics
 
     async def _update(self, batch: Batch) -> dict[str, float]:
         """Train on a batch, publish the weights, and return the metrics."""
-        probe_tokens = (
-            [*batch.datums[0].tokens, batch.datums[0].targets[-1]] if batch.datums else []
-        )
+        if batch.datums:
+            probe_tokens = [*batch.datums[0].tokens, batch.datums[0].targets[-1]]
+        else:
+            probe_tokens = []
         await self.weight_sync_check.take_reference(probe_tokens)
         tinker_config = self.config.tinker
         rate = compute_learning_rate(
@@ -224,12 +227,15 @@ class Trainer:
         if batch.datums:
             self.state.usage.version += 1
             gap = await self.weight_sync_check.check()
-            metrics |= {} if gap is None else {"weights/sampler_gap": gap}
+            if gap is not None:
+                metrics |= {"weights/sampler_gap": gap}
         self._start_evaluation_if_due(self.state.step + 1)
         change = await self.weight_sync_check.finish_change_measurement()
         if batch.datums:
             self.weight_sync_check.start_change_measurement(probe_tokens)
-        return metrics if change is None else {**metrics, "weights/change": change}
+        if change is None:
+            return metrics
+        return {**metrics, "weights/change": change}
 
     async def _apply_kl_penalty(self, batch: Batch) -> dict[str, float]:
         """Add the KL penalty to the advantages if one is configured."""
@@ -387,12 +393,3 @@ class Trainer:
                 error,
                 self.checkpoint_manager.step,
             )
-
-
-def _select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
-    """Return the beginnings of one rollout each of a few groups."""
-    return [
-        [int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]]
-        for group in groups[:NUM_PROBE_TEXTS]
-        if group["tokens"]
-    ]

@@ -27,8 +27,8 @@ from lachesis.trainer.training_metrics import RATIO_BOUNDS, choose_loss, compute
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+# How long to try to delete the parts of a failed save, because the server itself may be gone.
 DISCARD_TIMEOUT_S = 5.0
-"""How long to try to delete the parts of a failed save, because the server itself may be gone."""
 
 
 class Policy:
@@ -47,10 +47,10 @@ class Policy:
         )
         self.sampler: tinker.SamplingClient | None = None
         self.base_sampler: tinker.SamplingClient | None = None
+        # Number of updates that `train` has made.
         self.num_updates = 0
-        """Number of updates that `train` has made."""
+        # Whether an update has begun whose outcome is unknown, also after an error during it.
         self.is_update_under_way = False
-        """Whether an update has begun whose outcome is unknown, also after an error during it."""
         self._rest_client: tinker.RestClient | None = None
         self._session_file: Path | None = None
 

@@ -20,8 +20,8 @@ from lachesis.rollout_api.scored_group import find_fault
 from lachesis.trainer.batch import IGNORE_INDEX, BatchSettings
 from lachesis.trainer.doubled_eos import build_keep_mask
 
+# What Atropos writes for tokens that were not sampled.
 UNSAMPLED_LOGPROB = 1.0
-"""What Atropos writes for tokens that were not sampled."""
 
 
 @dataclass

@@ -15,12 +15,12 @@ from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch_json import read_batch_json
 
 log = logging.getLogger(__name__)
+# How long to wait for an API that is gone; the run's flow restarts it in less time.
 MAX_OUTAGE_S = 120.0
-"""How long to wait for an API that is gone; the run's flow restarts it in less time."""
+# The first and the longest pause between two requests to an API without long polling.
 POLL_INTERVALS_S = (0.05, 0.5)
-"""The first and the longest pause between two requests to an API without long polling."""
+# How long the API may wait for a batch before it responds without one.
 LONG_POLL_S = 20
-"""How long the API may wait for a batch before it responds without one."""
 ScoredGroup = dict[str, Any]
 
 

@@ -6,15 +6,18 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lachesis.rollout_api.scored_group import get_environment
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 log = logging.getLogger(__name__)
+# Number of groups that are stored over a run.
 NUM_LOGGED_GROUPS = 20
-"""Number of groups that are stored over a run."""
 MAX_ROLLOUTS = 4
 MAX_TEXT_CHARACTERS = 4000
 
@@ -25,7 +28,7 @@ class RolloutLog:
     A line has `step`, `environment` if there are several, `prompt`, `responses` and `scores`.
     """
 
-    def __init__(self, path: Path, tokenizer: Any, total_steps: int) -> None:
+    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, total_steps: int) -> None:
         self.path, self.tokenizer = path, tokenizer
         self.every_steps = max(1, total_steps // NUM_LOGGED_GROUPS)
 
@@ -41,9 +44,10 @@ class RolloutLog:
             return
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                environment_field = (
-                    {"environment": environment} if (environment := get_environment(group)) else {}
-                )
+                if environment := get_environment(group):
+                    environment_field = {"environment": environment}
+                else:
+                    environment_field = {}
                 file.write(
                     json.dumps(
                         {"step": step, **environment_field, **self._decode_group(group)},
@@ -60,9 +64,10 @@ class RolloutLog:
             :MAX_ROLLOUTS
         ]:
             loss_mask_T = np.asarray(masks_T) != -100
-            num_prompt_tokens = (
-                int(np.argmax(loss_mask_T)) if loss_mask_T.any() else len(loss_mask_T)
-            )
+            if loss_mask_T.any():
+                num_prompt_tokens = int(np.argmax(loss_mask_T))
+            else:
+                num_prompt_tokens = len(loss_mask_T)
             prompt = prompt or self._decode_tokens(tokens_T[:num_prompt_tokens])
             # In a conversation of several turns the response includes the environment's turns.
             responses.append(self._decode_tokens(tokens_T[num_prompt_tokens:]))

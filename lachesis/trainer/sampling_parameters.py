@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from lachesis.base.errors import shorten
 from lachesis.base.json_text import Json
 
+# Maximum number of samples per request; Atropos' clients request eight at a time.
 MAX_SAMPLES = 512
-"""Maximum number of samples per request; Atropos' clients request eight at a time."""
+# Parameters that do not change the samples, whatever their value.
 IGNORED_PARAMETERS = frozenset(
     [
         "model",
@@ -39,7 +40,8 @@ IGNORED_PARAMETERS = frozenset(
         "return_text_in_logprobs",
     ]
 )
-"""Parameters that do not change the samples, whatever their value."""
+# Parameters that are not supported, with the values that turn them off. Atropos sends `reasoning`
+# if an environment sets `thinking_mode`; here the chat template of the model decides.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "presence_penalty": (0,),
@@ -77,8 +79,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
-"""Parameters that are not supported, with the values that turn them off. Atropos sends `reasoning`
-if an environment sets `thinking_mode`; here the chat template of the model decides."""
 
 
 class BadRequestError(Exception):

@@ -14,13 +14,16 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lachesis.base.arrays import Array
 from lachesis.base.errors import ConfigError, shorten
 from lachesis.base.json_lines import split_lines
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class SftExample:
     loss_mask: Array
 
 
-def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExample]:
+def read_examples(
+    path: Path, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
+) -> list[SftExample]:
     """Return the examples in a file.
 
     Raises:
@@ -71,7 +76,7 @@ def read_examples(path: Path, tokenizer: Any, *, max_tokens: int) -> list[SftExa
     return examples
 
 
-def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
+def _tokenize_example(record: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, list[int]]:
     """Return the number of prompt tokens, and all tokens."""
     if "messages" in record:
         messages = record["messages"]
@@ -96,7 +101,10 @@ def _tokenize_example(record: Any, tokenizer: Any) -> tuple[int, list[int]]:
             tokenizer.encode("".join(message["content"] for message in prompt_messages))
         )
     completion_ids = list(tokenizer.encode(completion, add_special_tokens=False))
-    end_ids = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    if tokenizer.eos_token_id is not None:
+        end_ids = [tokenizer.eos_token_id]
+    else:
+        end_ids = []
     return len(prompt_ids), [*prompt_ids, *completion_ids, *end_ids]
 
 

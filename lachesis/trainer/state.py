@@ -45,4 +45,6 @@ class TrainerState:
     def describe_exceeded_budget(self, limits: LimitsSection) -> str | None:
         """Describe the budget of tokens or money that is used up, or return None."""
         spent = self.get_spent()
-        return find_exceeded_budget(limits, BudgetUsage(hours=0, **spent)) if spent else None
+        if spent:
+            return find_exceeded_budget(limits, BudgetUsage(hours=0, **spent))
+        return None

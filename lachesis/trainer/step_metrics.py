@@ -15,16 +15,15 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.usage import Usage
 
+# Metrics from the environments' own counts per step.
+#
+# These are rollouts without a usable score, groups that raised, and rollouts that were made but not
+# sent because of their length, their group's size, or equal scores.
 COUNTER_METRICS = {
     "rollouts/invalid": "invalid",
     "rollouts/raised": "raised",
     "rollouts/dropped": "dropped",
 }
-"""Metrics from the environments' own counts per step.
-
-These are rollouts without a usable score, groups that raised, and rollouts that were made but not
-sent because of their length, their group's size, or equal scores.
-"""
 
 
 class StepTimer:
@@ -114,11 +113,10 @@ class StepAccounting:
         Usage since the last step is included, because that step may never end.
         """
         new_tokens = self._compute_new_tokens(usage.count_tokens())
-        cost_usd = (
-            None
-            if self.prices is None
-            else round(self.total_cost_usd + self.prices.compute_cost(new_tokens), 6)
-        )
+        if self.prices is None:
+            cost_usd = None
+        else:
+            cost_usd = round(self.total_cost_usd + self.prices.compute_cost(new_tokens), 6)
         return {"tokens": self.total_tokens.total + new_tokens.total, "cost_usd": cost_usd}
 
     def write_spent(self, usage: Usage) -> None:
@@ -150,7 +148,10 @@ class StepAccounting:
             self._environment_counts,
             self._read_environment_counts(),
         )
-        metrics = dict.fromkeys(COUNTER_METRICS, 0.0) if self._environment_counts else {}
+        if self._environment_counts:
+            metrics = dict.fromkeys(COUNTER_METRICS, 0.0)
+        else:
+            metrics = {}
         for file, counts in self._environment_counts.items():
             earlier_counts = counts_before.get(file, {})
             if counts.get("pid") != earlier_counts.get("pid"):

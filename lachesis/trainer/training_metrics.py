@@ -12,8 +12,8 @@ from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import IGNORE_INDEX, Batch, summarize_distribution
 from lachesis.trainer.usage import Usage, find_span_staleness
 
+# Default bounds of the probability ratio in the losses that have some.
 RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
-"""Default bounds of the probability ratio in the losses that have some."""
 
 
 def choose_loss(config: RunConfig) -> str:
@@ -24,7 +24,9 @@ def choose_loss(config: RunConfig) -> str:
     """
     if config.tinker.loss_fn != "auto":
         return config.tinker.loss_fn
-    return "ppo" if config.env.max_batches_offpolicy > 1 else "importance_sampling"
+    if config.env.max_batches_offpolicy > 1:
+        return "ppo"
+    return "importance_sampling"
 
 
 def compute_loss_metrics(

@@ -21,8 +21,8 @@ class Usage:
     def __init__(self) -> None:
         self.prefill = self.sampled = self.trained = 0
         self.requests = self.failed = self.completions = self.truncated = 0
+        # How often weights were published; current samples come from this version.
         self.version = 0
-        """How often weights were published; current samples come from this version."""
         self._request_starts: dict[int, float] = {}
         self._sampled_sequences: OrderedDict[int, tuple[int, bool]] = OrderedDict()
 
@@ -75,7 +75,9 @@ class Usage:
         unchanged.
         """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
-        return None if sampled_sequence is None else self.version - sampled_sequence[0]
+        if sampled_sequence is None:
+            return None
+        return self.version - sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
         """Return whether the length limit has truncated a sequence that was sampled here unchanged."""

@@ -20,24 +20,24 @@ import tinker
 from lachesis.base.errors import WeightSyncError
 from lachesis.base.tolerance import BFLOAT16_TOLERANCE
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.rollout_client import ScoredGroup
 
 log = logging.getLogger(__name__)
 MAX_TEXT_TOKENS = 64
+# Number of texts of the first batch that are kept to compare checkpoints with.
+NUM_PROBE_TEXTS = 4
+# Training must have moved the text by this many nats per token before the sampler is compared.
+#
+# It is larger than the effect of rounding to bfloat16 on either side.
 MIN_MEASURABLE_CHANGE = 0.02
-"""Training must have moved the text by this many nats per token before the sampler is compared.
-
-It is larger than the effect of rounding to bfloat16 on either side.
-"""
+# The sampler must have moved by at least this share of the movement in training.
 MIN_FOLLOWED_SHARE = 0.1
-"""The sampler must have moved by at least this share of the movement in training."""
+# The two sides may differ by this many times their difference before training.
+#
+# The usual limit applies if it is larger.
 MAX_GAP_GROWTH = 3.0
-"""The two sides may differ by this many times their difference before training.
-
-The usual limit applies if it is larger.
-"""
+# Maximum number of updates between two checks; the first checks are after 1, 2, 4, 8, 16 and 32.
 MAX_UPDATES_BETWEEN_CHECKS = 32
-"""Maximum number of updates between two checks; the first checks are after 1, 2, 4, 8, 16 and 32.
-"""
 COMPARE_TIMEOUT_S = 120.0
 
 
@@ -67,10 +67,10 @@ class WeightSyncCheck:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._text_tokens: list[int] | None = None
+        # The last sample that showed the sampler following, or the first one.
         self._reference: WeightSample | None = None
-        """The last sample that showed the sampler following, or the first one."""
+        # Maximum difference of sampler and trainer in nats per token.
         self._max_gap = BFLOAT16_TOLERANCE.limit
-        """Maximum difference of sampler and trainer in nats per token."""
         self._num_updates = 0
         self._next_check = 1
         self._last_sampler_logprobs: np.ndarray | None = None
@@ -202,7 +202,9 @@ class WeightSyncCheck:
         try:
             logprobs = np.asarray((await asyncio.wait_for(task, 30))[1:], dtype=np.float64)
             last_logprobs, self._last_sampler_logprobs = self._last_sampler_logprobs, logprobs
-            return None if last_logprobs is None else _mean_abs_difference(logprobs, last_logprobs)
+            if last_logprobs is None:
+                return None
+            return _mean_abs_difference(logprobs, last_logprobs)
         except Exception as error:  # A failed measurement must not end the run.
             log.warning("the change of the published weights was not measured: %r", error)
             return None
@@ -228,3 +230,12 @@ async def _compute_logprobs(
     sampler: tinker.SamplingClient, prompt: tinker.ModelInput
 ) -> list[float | None]:
     return list(await sampler.compute_logprobs_async(prompt))
+
+
+def select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:
+    """Return the beginnings of one rollout each of a few groups."""
+    return [
+        [int(token) for token in group["tokens"][0][:MAX_TEXT_TOKENS]]
+        for group in groups[:NUM_PROBE_TEXTS]
+        if group["tokens"]
+    ]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
@@ -33,6 +33,9 @@ from lachesis.supervision.inference_test_services import make_inference_test_spe
 from lachesis.supervision.trial import StageChild, serve_base_model
 from lachesis.validation.inference_tests import InferenceRequest
 from lachesis.validation.process_config import make_process_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 GROUP_SIZE = 8
 ROLLOUT_TIMEOUT_S = 120.0
@@ -88,9 +91,10 @@ def run_environment_checks(
             groups, counts = _sample_group(environment, config, folder)
         except LachesisError as error:
             errors = _format_errors(read_counts(folder / "tally.json") or {})
-            message = (
-                f"{errors}; the traceback is in {folder / 'rollout.log'}" if errors else str(error)
-            )
+            if errors:
+                message = f"{errors}; the traceback is in {folder / 'rollout.log'}"
+            else:
+                message = str(error)
             add(CheckResult("rollout", "failed", message, time.monotonic() - started))
             return results
         for result in _check_rollouts(
@@ -241,7 +245,7 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
     return CheckResult("tokens", "passed", message)
 
 
-def _check_round_trip(group: Mapping[str, Any], tokenizer: Any) -> CheckResult:
+def _check_round_trip(group: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> CheckResult:
     """Compare the first prompt's ids with those of its text."""
     masks = group["masks"][0]
     prompt = group["tokens"][0][

@@ -25,13 +25,11 @@ from lachesis.config.prices import Prices, TokenCounts
 
 MIN_RELATIVE_WIDTH = 0.2
 MIN_COMPARED_STEPS = 5
+# The lower end of an estimated time assumes this speed-up, because a run samples many groups at
+# once.
 MAX_SAMPLING_SPEEDUP = 8.0
-"""The lower end of an estimated time assumes this speed-up, because a run samples many groups at
-once.
-"""
+# The upper end of an estimated time assumes that training takes as long as sampling in the test.
 TRAINING_TIME_FACTOR = 2.0
-"""The upper end of an estimated time assumes that training takes as long as sampling in the test.
-"""
 
 
 class Range(BaseModel):
@@ -183,11 +181,10 @@ def make_forecast(
         for per_rollout in (low, expected, high)
     ]
     measured_text = f"{num_rollouts} rollouts in {len(measured_groups)} groups"
-    pace_text = (
-        f"the pace of an earlier run ({step_seconds:.2f} s a step)"
-        if step_seconds
-        else "the speed of that sampling"
-    )
+    if step_seconds:
+        pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)"
+    else:
+        pace_text = "the speed of that sampling"
     return Forecast(
         planned=planned,
         tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
@@ -260,9 +257,9 @@ def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
 def _describe_missing_evaluations(planned: PlannedRun) -> str:
     """Describe what a forecast leaves out."""
     unknown = planned.evaluations and planned.evaluation_answers is None
-    return (
-        f", without {planned.evaluations} evaluations, whose size is not known" if unknown else ""
-    )
+    if unknown:
+        return f", without {planned.evaluations} evaluations, whose size is not known"
+    return ""
 
 
 def _count_total_tokens(per_rollout: TokenCounts, planned: PlannedRun) -> float:
@@ -291,7 +288,9 @@ def _estimate_hours(
 
 
 def _compute_prompt_sharing(group: GroupUsage, planned: PlannedRun) -> float:
-    return group.rollouts / planned.group_size if group.completions_per_prompt > 1 else 1.0
+    if group.completions_per_prompt > 1:
+        return group.rollouts / planned.group_size
+    return 1.0
 
 
 def _compute_relative_width(values: Sequence[float]) -> float:

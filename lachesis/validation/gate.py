@@ -114,11 +114,9 @@ def _find_objection(
     if test.verdict != "learnable":
         return f"found it {test.verdict}: {_summarize_evidence(test)}"
     age = seconds_between(test.ended_at or test.created_at)
-    return (
-        f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}"
-        if age > MAX_VALIDATION_AGE_S
-        else None
-    )
+    if age > MAX_VALIDATION_AGE_S:
+        return f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}"
+    return None
 
 
 def _summarize_evidence(test: InferenceTest) -> str:

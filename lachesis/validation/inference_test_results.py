@@ -166,7 +166,9 @@ def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
     Answers to one item are not independent, so the number of groups counts.
     """
     answered = [step for step in steps if step["completions"]]
-    return compute_interval(successes / len(answered), len(answered)) if answered else None
+    if answered:
+        return compute_interval(successes / len(answered), len(answered))
+    return None
 
 
 def _make_answered_prompt(line: Json) -> Json:

@@ -104,7 +104,9 @@ class InferenceTest(BaseModel):
         """Return the verdict on the environment; None before the end, and for a user's own prompts."""
         summary = (self.result or {}).get("summary")
         word = summary.get("verdict") if isinstance(summary, dict) else None
-        return word if isinstance(word, str) else None
+        if isinstance(word, str):
+            return word
+        return None
 
 
 OUTPUT_SUFFIXES = (
@@ -227,7 +229,10 @@ class InferenceTestStore:
             for model_name in record.request.models
         ]
         index = record.request.models.index(model)
-        name_suffix = f"-{index + 1}" if model_names[index] in model_names[:index] else ""
+        if model_names[index] in model_names[:index]:
+            name_suffix = f"-{index + 1}"
+        else:
+            name_suffix = ""
         return (
             self.dir(record.test_id)
             / f"test_{record.request.environment}_{model_names[index]}{name_suffix}.jsonl"
@@ -236,9 +241,10 @@ class InferenceTestStore:
     def get_output_files(self, record: InferenceTest, model: str) -> list[Path]:
         """Return every file that a test of this model writes."""
         output = self.get_output_file(record, model)
-        stems = (
-            [output, get_environment_groups_file(output)] if record.request.prompts else [output]
-        )
+        if record.request.prompts:
+            stems = [output, get_environment_groups_file(output)]
+        else:
+            stems = [output]
         return [stem.with_suffix(suffix) for stem in stems for suffix in OUTPUT_SUFFIXES]
 
     def get_counters_file(self, record: InferenceTest, model: str) -> Path:
@@ -259,7 +265,9 @@ class InferenceTestStore:
 def shorten_model_name(model: str) -> str:
     """Return the model's name, or the last part of its folder."""
     name = model.removeprefix(EMBEDDED)
-    return Path(name).name if Path(name).is_absolute() else name
+    if Path(name).is_absolute():
+        return Path(name).name
+    return name
 
 
 def read_groups(output: Path) -> list[Json]:

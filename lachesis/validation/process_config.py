@@ -27,7 +27,10 @@ def make_process_config(
     W&B, which is offline in a test.
     """
     content = yaml.safe_load(config.to_yaml())
-    groups = get_environment_groups_file(output) if request.prompts else output
+    if request.prompts:
+        groups = get_environment_groups_file(output)
+    else:
+        groups = output
     content["env"].update(
         total_steps=request.num_steps,
         group_size=request.group_size,

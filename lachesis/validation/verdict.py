@@ -21,14 +21,14 @@ from lachesis.base.intervals import wilson_interval
 from lachesis.env_process.counters import EMPTY_GROUP_MESSAGE
 
 VerdictWord = Literal["learnable", "too easy", "too hard", "broken"]
+# Above this share of rollouts without a usable score the environment is broken.
 MAX_INVALID_SHARE = 0.2
-"""Above this share of rollouts without a usable score the environment is broken."""
+# Below this share of groups with a signal, training mostly waits.
 MIN_SIGNAL_SHARE = 0.2
-"""Below this share of groups with a signal, training mostly waits."""
 MAX_TRUNCATED_SHARE = 0.5
 MIN_GROUPS = 8
+# Scores with a smaller relative difference are the same number rounded differently.
 SCORE_TOLERANCE = 1e-6
-"""Scores with a smaller relative difference are the same number rounded differently."""
 WORDS_BEST_FIRST: tuple[VerdictWord, ...] = ("learnable", "too easy", "too hard", "broken")
 
 
