@@ -116,8 +116,8 @@ def _make_nightly_deployment() -> RunnerDeployment:
     )
 
 
-async def main() -> int:
-    """Run until SIGTERM, and return the exit code."""
+async def _create_runners() -> tuple[list[Runner], list[UUID]]:
+    """Return a runner per pool, and the ids of all deployments."""
     runners, deployment_ids = [], []
     for pool in make_pools():
         name = f"{pool.deployments[0].flow_name}-{os.getpid()}"
@@ -127,6 +127,12 @@ async def main() -> int:
             await runner.aadd_deployment(deployment) for deployment in pool.deployments
         ]
         runners.append(runner)
+    return runners, deployment_ids
+
+
+async def main() -> int:
+    """Run until SIGTERM, and return the exit code."""
+    runners, deployment_ids = await _create_runners()
     await _crash_orphaned_runs(deployment_ids)
     runner_tasks = [asyncio.create_task(runner.start()) for runner in runners]
     while not all(runner.started for runner in runners):
@@ -151,9 +157,7 @@ async def main() -> int:
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
     await asyncio.gather(*runner_tasks, return_exceptions=True)
-    if ended_tasks:
-        return 1
-    return 0
+    return 1 if ended_tasks else 0
 
 
 async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:
@@ -187,6 +191,7 @@ async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]
     async with get_client() as client:
         while True:
             await asyncio.sleep(CANCELLATION_POLL_S)
+            # A polling task that has ended had given up; a cancelled one belongs to a runner that ends.
             for observer in (runner._cancelling_observer for runner in runners):
                 polling_task = observer._polling_task if observer else None
                 if (
@@ -228,6 +233,7 @@ async def _end_cancelled_runs(
             for runner in runners
             for flow_run_id in runner._process_manager.flow_run_ids()
         }
+        # A run that was claimed a moment ago has no process yet, so one poll proves nothing.
         for flow_run_id in cancelling_ids & previous_ids:
             await client.set_flow_run_state(
                 flow_run_id, Cancelled(message="it was cancelled before it began"), force=True

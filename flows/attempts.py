@@ -86,6 +86,18 @@ def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
             store.update_service(run_id, name, state=f"exited ({code})")
 
 
+def _describe_stop(store: RunStore, record: RunRecord) -> str | None:
+    """Return why a run was stopped, unless its user did it, and which steps were not saved."""
+    if is_suspended(record):
+        stop_reason: str | None = describe_suspension(record.run_id)
+    else:
+        stop_reason = record.stop_reason or STOPPED_FROM_OUTSIDE
+    if stop_reason == STOPPED_BY_USER:
+        stop_reason = None
+    unsaved_steps = _describe_unsaved_steps(store.dir(record.run_id), record)
+    return "; ".join(filter(None, (stop_reason, unsaved_steps))) or None
+
+
 def record_end(
     store: RunStore, run_id: str, status: RunStatusName, error: BaseException | None = None
 ) -> None:
@@ -100,22 +112,7 @@ def record_end(
         reason = redact(reason)
     record = store.load(run_id)
     if status == "stopped":
-        if is_suspended(record):
-            stop_reason = describe_suspension(run_id)
-        else:
-            stop_reason = record.stop_reason or STOPPED_FROM_OUTSIDE
-        reason = (
-            "; ".join(
-                filter(
-                    None,
-                    (
-                        None if stop_reason == STOPPED_BY_USER else stop_reason,
-                        _describe_unsaved_steps(store.dir(run_id), record),
-                    ),
-                )
-            )
-            or None
-        )
+        reason = _describe_stop(store, record)
     # A second signal may have come before the exit codes were recorded.
     services = mark_services_exited(record.services)
     changes = {

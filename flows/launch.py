@@ -59,6 +59,7 @@ def launch(run_id: str, home: str) -> State[Any] | None:
     is_started_by_hand = not belongs_to_attempt(record, runtime.flow_run.id)
     if is_started_by_hand and store.dir(run_id).is_alive():
         return Cancelled(message=f"run {run_id} is alive already, as flow run {record.flow_run_id}")
+    # The services inherit this lock, so a run is alive as long as one of its processes is.
     with store.dir(run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
         return _run_and_record_end(
             store,
@@ -88,6 +89,7 @@ def _run_and_record_end(
     except StopRequested as request:
         record_end(store, run_id, "stopped")
         return Cancelled(message=f"stopped: {store.load(run_id).stop_reason or request}")
+    # Also SystemExit, which Prefect's logging raises when the runner is gone.
     except BaseException as error:
         if termination_signal := find_termination_signal(error):
             record_end(store, run_id, "stopped")
@@ -142,6 +144,7 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
             training_run = TrainingRun(store, record, group)
             training_run.start()
             phase = training_run.supervise()
+            # Environments are stopped first, so that the evaluation has the whole engine.
             training_run.evaluate_held_out()
             return phase
         finally:
@@ -152,6 +155,8 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
                 record_exits(store, record.run_id, group)
             finally:  # A full disk must not prevent the end of the services.
                 _close_services(group, folder.stop_now_file)
+                # A process may have left its group, as a daemon does; its mark still shows whose it
+                # is.
                 end_stray_processes(folder.path)
             record_exits(store, record.run_id, group)
 

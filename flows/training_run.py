@@ -108,9 +108,8 @@ class TrainingRun:
                 lambda: fetch_trainer_health(self.plan), {}
             )
             step = int(health.get("step") or 0)
-            self.group.call_unless_service_dies(
-                functools.partial(progress.publish, step, total), None
-            )
+            publish = functools.partial(progress.publish, step, total)
+            self.group.call_unless_service_dies(publish, None)
             if step != last_step or any(map(self.group.is_running, self.env_ids)):
                 progressed_at, last_step = time.monotonic(), step
             if time.monotonic() - progressed_at > DRAIN_TIMEOUT_S:
@@ -122,10 +121,14 @@ class TrainingRun:
             self._stop_if(health.get("over_budget"))
             if time.monotonic() - checked_at > CHECK_INTERVAL_S:
                 checked_at = time.monotonic()
-                self._check_budget()
-                self.dead_environment_detector.check()
-                self.group.call_unless_service_dies(self._raise_if_stop_requested, None)
+                self._check_run()
             time.sleep(POLL_S)
+
+    def _check_run(self) -> None:
+        """Raise StopRequested if a budget is used up or the run should end."""
+        self._check_budget()
+        self.dead_environment_detector.check()
+        self.group.call_unless_service_dies(self._raise_if_stop_requested, None)
 
     def _raise_if_stop_requested(self) -> None:
         raise_if_stop_requested(self.store, self.run_id)
@@ -211,30 +214,32 @@ class TrainingRun:
         for spec in self.plan.evaluations.values():
             with contextlib.suppress(ProcessExitedError):  # A failed start is reported below.
                 self.group.start(spec)
-        required_services = [
-            spec.name for spec in self.plan.services if spec.name in ("engine", "trainer")
-        ]
+        names = [spec.name for spec in self.plan.services]
+        required_services = [name for name in names if name in ("engine", "trainer")]
         for evaluation_name, spec in self.plan.evaluations.items():
             try:
                 wait_for_end(
                     self.group, spec, needs=required_services, on_poll=self.check_stop_request
                 )
-                recorded = self.store.load(self.run_id).evaluation
-                when, _, environment_suffix = evaluation_name.partition("-")
-                results = read_evaluation(self.folder.evaluation / evaluation_name)
-                if environment_suffix:
-                    named_results = {
-                        f"{environment_suffix}/{key}": value for key, value in results.items()
-                    }
-                else:
-                    named_results = results
-                self.store.update(
-                    self.run_id,
-                    evaluation={**recorded, when: {**recorded.get(when, {}), **named_results}},
-                )
+                self._record_evaluation(evaluation_name)
             except LachesisError as error:
                 # The error may be caused by the end of the run.
                 self._raise_if_stop_requested()
                 log.warning("no evaluation %s training: %s", evaluation_name, error)
                 if self.group.is_running(spec.name):  # It hangs or prints endlessly.
                     self.group.stop(spec.name)
+
+    def _record_evaluation(self, evaluation_name: str) -> None:
+        """Add the results of one evaluation to the record.
+
+        Those of further environments have the environment's name before their own.
+        """
+        when, _, environment_suffix = evaluation_name.partition("-")
+        results = read_evaluation(self.folder.evaluation / evaluation_name)
+        if environment_suffix:
+            results = {f"{environment_suffix}/{key}": value for key, value in results.items()}
+        recorded = self.store.load(self.run_id).evaluation
+        self.store.update(
+            self.run_id,
+            evaluation={**recorded, when: {**recorded.get(when, {}), **results}},
+        )

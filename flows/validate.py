@@ -62,9 +62,8 @@ def validate(test_id: str, home: str) -> State[Any] | None:
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     tests = InferenceTestStore(Path(home))
     with tests.get_run_dir(test_id).hold_alive_lock() as lock_fd:
-        record = _TestRecorder(
-            tests, tests.load(test_id).model_copy(update={"status": "running", "stages": []})
-        )
+        test = tests.load(test_id).model_copy(update={"status": "running", "stages": []})
+        record = _TestRecorder(tests, test)
         record.save()
         config = RunConfig.from_yaml(tests.dir(test_id) / "config.yaml")
         context = InferenceTestContext(tests, record.test, config, lock_fd)
@@ -72,30 +71,28 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             build_missing_model(context)
             result = _run_validation(record, context)
         except BaseException as error:
-            for group in context.open_groups:
-                group.close()
+            context.close_groups()
             _end_stray_processes(tests.dir(test_id))
             if isinstance(error, Pause):  # A test has no checkpoint to continue from.
                 tests.fail(test_id, SUSPENDED_ERROR)
                 return Cancelled(message=SUSPENDED_ERROR)
-            tests.fail(
-                test_id,
-                str(error)
-                if isinstance(error, LachesisError)
-                else f"{type(error).__name__}: {error}",
-            )
+            tests.fail(test_id, _describe_error(error))
             raise
     _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
-    if not result["summary"]["environment_working"]:
-        if result["summary"].get("verdict"):
-            what = "is broken"
-        else:
-            what = "could not be tested"
-        return Failed(
-            message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}"
-        )
-    return None
+    summary = result["summary"]
+    if summary["environment_working"]:
+        return None
+    what = "is broken" if summary.get("verdict") else "could not be tested"
+    return Failed(
+        message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}"
+    )
+
+
+def _describe_error(error: BaseException) -> str:
+    if isinstance(error, LachesisError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _end_stray_processes(folder: Path) -> None:
@@ -115,11 +112,13 @@ class _TestRecorder:
     def __init__(self, tests: InferenceTestStore, test: InferenceTest) -> None:
         self.tests, self.test = tests, test
 
-    def save(self, **changes: Any) -> None:
+    def save(self, **changes: object) -> None:
         self.test = self.test.model_copy(update=changes)
         self.tests.save(self.test)
 
-    def add_stage(self, name: str, status: Any, started: float, message: str | None = None) -> None:
+    def add_stage(
+        self, name: str, status: object, started: float, message: str | None = None
+    ) -> None:
         stage = Stage(
             name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message
         )
@@ -202,31 +201,13 @@ def _make_model_entry(
     model_free: Json,
 ) -> Json:
     """Return the judged entry of one model."""
-    request, started = record.test.request, time.monotonic()
-    output, counts = (
-        context.tests.get_output_file(record.test, model),
-        read_counts(context.tests.get_counters_file(record.test, model)),
-    )
-    verdict: Verdict | None = None
+    request = record.test.request
+    output = context.tests.get_output_file(record.test, model)
+    counts = read_counts(context.tests.get_counters_file(record.test, model))
+    verdict = None
     if request.prompts is None:
-        if error is None:
-            try:
-                verdict = score_model(context, model, model_free)
-                record.add_stage(f"scoring {model}", "passed", started)
-            except LachesisError as problem:
-                error = str(problem)
-                record.add_stage(f"scoring {model}", "failed", started, error)
-        if verdict is None and read_failure_kind(
-            context.tests.get_counters_file(record.test, model)
-        ) not in ("transport", "endpoint"):
-            # The counts say more than the end of the process.
-            errors = "; ".join((counts or {}).get("errors") or {})
-            # A fault of the endpoint says nothing about the environment.
-            verdict = judge_learnability(InferenceCounts(), error=errors or error)
-    if verdict:
-        forecast = _make_forecast(record.test, context, output, counts)
-    else:
-        forecast = None
+        verdict, error = _judge_model(record, context, model, error, model_free)
+    forecast = _make_forecast(record.test, context, output, counts) if verdict else None
     result = make_model_result(
         output,
         model,
@@ -238,11 +219,36 @@ def _make_model_entry(
     )
     if not error and result["steps_tested"] + (counts or {}).get("empty", 0) < request.num_steps:
         shortfall = f"only {result['steps_tested']} of the requested groups were made"
-        result["error"] = (
-            "; ".join([shortfall, *(counts or {}).get("errors", {})])
-            + f", see {result['log_file']}"
-        )
+        reasons = "; ".join([shortfall, *(counts or {}).get("errors", {})])
+        result["error"] = f"{reasons}, see {result['log_file']}"
     return result
+
+
+def _judge_model(
+    record: _TestRecorder,
+    context: InferenceTestContext,
+    model: str,
+    error: str | None,
+    model_free: Json,
+) -> tuple[Verdict | None, str | None]:
+    """Return the verdict about one model, if there can be one, and the error of its test."""
+    started = time.monotonic()
+    if error is None:
+        try:
+            verdict = score_model(context, model, model_free)
+        except LachesisError as problem:
+            error = str(problem)
+            record.add_stage(f"scoring {model}", "failed", started, error)
+        else:
+            record.add_stage(f"scoring {model}", "passed", started)
+            return verdict, None
+    counters_file = context.tests.get_counters_file(record.test, model)
+    # A fault of the endpoint says nothing about the environment.
+    if read_failure_kind(counters_file) in ("transport", "endpoint"):
+        return None, error
+    # The counts say more than the end of the process.
+    errors = "; ".join((read_counts(counters_file) or {}).get("errors") or {})
+    return judge_learnability(InferenceCounts(), error=errors or error), error
 
 
 def _make_forecast(

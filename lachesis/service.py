@@ -105,7 +105,7 @@ class LachesisService:
         }
 
     def edit(
-        self, request: LaunchRequest, name: str, value: Any
+        self, request: LaunchRequest, name: str, value: object
     ) -> tuple[LaunchRequest, ConfigField, Any]:
         """Return the launch with one field changed, that field, and its checked value.
 

@@ -47,6 +47,11 @@ class InferenceTestContext:
     lock_fd: int
     open_groups: list[ServiceGroup] = field(default_factory=list)
 
+    def close_groups(self) -> None:
+        """End the processes that tasks have started."""
+        for group in self.open_groups:
+            group.close()
+
 
 def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
     """Retry only if the endpoint could not be reached; an environment's fault would happen again."""

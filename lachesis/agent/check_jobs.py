@@ -78,14 +78,26 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
         model=model,
         created_at=now_iso(),
     )
+    if running_job := _find_running_job(job):
+        return running_job
+    _start_process(job)
+    _remove_old_jobs()
+    return job
+
+
+def _find_running_job(job: CheckJob) -> CheckJob | None:
+    """Return the job that is doing the same for the same code, if there is one."""
     compared_fields = {"environment_file", "fingerprint", "install", "model"}
+    values = job.model_dump(include=compared_fields)
     for earlier_job in _load_newest_jobs():
-        if (
-            earlier_job.model_dump(include=compared_fields)
-            == job.model_dump(include=compared_fields)
-            and refresh_check_job(earlier_job.check_id).status == "running"
-        ):
+        if earlier_job.model_dump(include=compared_fields) != values:
+            continue
+        if refresh_check_job(earlier_job.check_id).status == "running":
             return earlier_job
+    return None
+
+
+def _start_process(job: CheckJob) -> None:
     folder = _get_job_folder(job.check_id)
     with storage_errors(folder):
         folder.mkdir(parents=True, mode=0o700)
@@ -99,13 +111,11 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=(lock,),  # the lock is held as long as the process is alive
-            start_new_session=True,  # the check continues when the agent's process ends
+            pass_fds=(lock,),  # The lock is held as long as the process is alive.
+            start_new_session=True,  # The check continues when the agent's process ends.
         )
-    # reap the process, which would remain a zombie otherwise
+    # A process that nobody waits for would remain as a zombie.
     threading.Thread(target=process.wait, name="check", daemon=True).start()
-    _remove_old_jobs()
-    return job
 
 
 def refresh_check_job(check_id: str) -> CheckJob:

@@ -48,7 +48,7 @@ def register(ctx: Any) -> None:
 def make_handler(tool: AgentTool) -> Callable[..., str]:
     """Return a handler as Hermes calls it: it takes a dict, returns JSON text, and never raises."""
 
-    def handle(args: dict[str, Any] | None = None, **context: Any) -> str:
+    def handle(args: dict[str, Any] | None = None, **context: object) -> str:
         return tool.run_as_text(choose_session_name(context), args)
 
     return handle

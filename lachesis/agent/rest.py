@@ -248,12 +248,13 @@ def _add_environment_routes(app: FastAPI) -> None:
     def select(
         context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None
     ) -> Any:
-        return _run_tool(
-            "rl_select_environment",
-            context,
-            {"name": name, **(_read_arguments(body) if body else {})},
-        )
+        arguments = _read_arguments(body) if body else {}
+        return _run_tool("rl_select_environment", context, {"name": name, **arguments})
 
+    _add_draft_routes(app)
+
+
+def _add_draft_routes(app: FastAPI) -> None:
     @app.get(
         "/config",
         response_model=schemas.CurrentConfig,

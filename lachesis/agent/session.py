@@ -68,32 +68,23 @@ class AgentSession:
         draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
         launch_description = self.service.describe(make_launch_request(draft))
         missing = list_missing_keys(draft.profile, server.read_key_names())
-        missing_keys_warning = (
-            f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of "
-            "`lachesis serve`"
-        )
+        warnings = [launch_description["warning"], launch_description["problem"]]
+        if missing:
+            warnings.append(
+                f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment "
+                "of `lachesis serve`"
+            )
         with self.session_file.change() as state:
             state.draft = draft
         return schemas.SelectAnswer(
             message=f"{name} is selected; edit it with rl_edit_config, test it with "
-            f"rl_test_inference, start it with "
-            "rl_start_training",
+            "rl_test_inference, start it with rl_start_training",
             environment=name,
             file_path=launch_description["file_path"],
             profile=draft.profile,
             config=views.select_editable_values(launch_description),
             session=self.session_file.name,
-            **views.drop_empty(
-                warning="; ".join(
-                    warning
-                    for warning in (
-                        launch_description["warning"],
-                        missing and missing_keys_warning,
-                        launch_description["problem"],
-                    )
-                    if warning
-                )
-            ),
+            **views.drop_empty(warning="; ".join(filter(None, warnings))),
         )
 
     def get_current_config(self) -> schemas.CurrentConfig:
@@ -114,7 +105,7 @@ class AgentSession:
             ),
         )
 
-    def edit(self, field: str, value: Any) -> schemas.EditAnswer:
+    def edit(self, field: str, value: object) -> schemas.EditAnswer:
         with self.session_file.change() as state:
             draft = self.require_draft(state)
             launch, edited_field, checked_value = self.service.edit(
@@ -209,28 +200,21 @@ class AgentSession:
             not_started_reason: Why nothing was started, if so.
             model_note: Which model was chosen by default, if so.
         """
-        run_id, status_call = (
-            record.run_id,
-            views.NEXT_STEP_CALLS["status"].format(run=record.run_id),
-        )
+        run_id = record.run_id
         run_dir = self.service.store.dir(run_id)
+        queue = None
         if record.status == "pending":
             queue = submit.find_queue_position(self.service.store, run_id)
-        else:
-            queue = None
-        if queue:
+        if not_started_reason:
+            state_text = f"({record.status}) {not_started_reason}"
+        elif queue:
             state_text = f"is waiting at place {queue['place']} of this host's queue"
         else:
             state_text = "is starting"
-        if not_started_reason:
-            state_text = f"({record.status}) {not_started_reason}"
+        status_call = views.NEXT_STEP_CALLS["status"].format(run=run_id)
+        parts = (f"run {run_id} {state_text}", model_note, f"{status_call} reports its status")
         return schemas.StartAnswer(
-            message="; ".join(
-                filter(
-                    None,
-                    (f"run {run_id} {state_text}", model_note, f"{status_call} reports its status"),
-                )
-            ),
+            message="; ".join(filter(None, parts)),
             run_id=run_id,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,

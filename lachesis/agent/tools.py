@@ -23,6 +23,19 @@ from lachesis.agent.registry import (
     tool,
 )
 from lachesis.agent.session import get_default_profile
+from lachesis.agent.tool_arguments import (
+    AllowDuplicate,
+    AnsweringModel,
+    CreateFile,
+    IdempotencyKey,
+    InstallRequirements,
+    NewLimits,
+    RequireValidation,
+    ResumedRun,
+    StartFrom,
+    TestedModels,
+    TestPrompts,
+)
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.config.profiles import PROFILES, list_missing_keys
@@ -32,27 +45,6 @@ from lachesis.validation.inference_tests import TestOptions
 
 __all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
 MIN_PYTHON = (3, 11)
-ResumedRun = Annotated[
-    str | None,
-    Field(
-        max_length=100,
-        description="An ended run to continue, from its newest checkpoint if there is one",
-    ),
-]
-StartFrom = Annotated[
-    str | None,
-    Field(
-        max_length=100,
-        description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
-    ),
-]
-NewLimits = Annotated[
-    dict[str, Any] | None,
-    Field(
-        max_length=10,
-        description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
-    ),
-]
 # Tools whose calls may take half a minute; a server must answer other calls meanwhile.
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
@@ -157,23 +149,9 @@ def rl_start_training(
         bool, Field(description="Only show the whole configuration, the services and their ports")
     ] = False,
     resume: ResumedRun = None,
-    idempotency_key: Annotated[
-        str | None,
-        Field(min_length=1, max_length=200, description="The same key returns the same run"),
-    ] = None,
-    allow_duplicate: Annotated[
-        bool,
-        Field(
-            description="Start another run although the same draft was started within the last minute"
-        ),
-    ] = False,
-    require_validation: Annotated[
-        bool,
-        Field(
-            description="Refuse unless a test of this code, at most seven days old, found it "
-            "learnable"
-        ),
-    ] = False,
+    idempotency_key: IdempotencyKey = None,
+    allow_duplicate: AllowDuplicate = False,
+    require_validation: RequireValidation = False,
     start_from: StartFrom = None,
     limits: NewLimits = None,
 ) -> schemas.StartAnswer:
@@ -272,22 +250,8 @@ def rl_test_inference(
         int, Field(ge=1, le=100, description="Groups per model, each of one item")
     ] = 3,
     group_size: Annotated[int, Field(ge=1, le=256, description="Completions per item")] = 16,
-    models: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
-        Field(
-            min_length=1,
-            max_length=10,
-            description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint",
-        ),
-    ] = None,
-    prompts: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,
-        Field(
-            min_length=1,
-            max_length=50,
-            description="Prompts of your own, answered and scored instead of items",
-        ),
-    ] = None,
+    models: TestedModels = None,
+    prompts: TestPrompts = None,
     max_tokens: Annotated[
         int, Field(ge=1, le=100_000, description="Of one response; with prompts only")
     ] = 256,
@@ -323,24 +287,9 @@ def rl_check_environment(
     environment: Annotated[
         str | None, Field(max_length=200, description="A name from rl_list_environments")
     ] = None,
-    new: Annotated[
-        bool,
-        Field(
-            description="Create a working file of that name from the template first, for you to "
-            "change"
-        ),
-    ] = False,
-    install: Annotated[
-        bool,
-        Field(description="Install the requirements in the header of the file first (PEP 723)"),
-    ] = False,
-    model: Annotated[
-        str | None,
-        Field(
-            max_length=1000,
-            description="A folder with the model that answers; by default the tiny one",
-        ),
-    ] = None,
+    new: CreateFile = False,
+    install: InstallRequirements = False,
+    model: AnsweringModel = None,
     check_id: Annotated[
         str | None,
         Field(max_length=100, description="A check that had not ended, to ask for again"),

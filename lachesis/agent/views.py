@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from lachesis.agent import schemas
 from lachesis.agent.session_store import LastReport
@@ -93,6 +92,6 @@ def build_locked_field_view(described: Json) -> schemas.LockedFieldView:
     )
 
 
-def drop_empty(**values: Any) -> Json:
+def drop_empty(**values: object) -> Json:
     """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value}

@@ -46,10 +46,10 @@ class LachesisError(Exception):
 
     code = "lachesis_error"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
         self.message = message
-        self.details = details
+        self.details: dict[str, Any] = details
 
     def __str__(self) -> str:
         return self.message

@@ -82,6 +82,7 @@ class HttpGuard:
             if self.serves_pages and not self._find_refusal(scope["headers"], scope["path"]):
                 await self.app(scope, receive, send)
             else:
+                # 1008 means that a policy was violated.
                 await send({"type": "websocket.close", "code": 1008})
         elif refusal := self._find_refusal(scope["headers"], scope["path"]):
             await _send_error(send, *refusal)
@@ -91,6 +92,7 @@ class HttpGuard:
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         is_gzip = b"content-encoding" in headers  # in gzip, or it was refused
+        # The length of such a body was checked in its header.
         if not is_gzip and b"transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
@@ -117,6 +119,7 @@ class HttpGuard:
 
     async def _read_body(self, receive: Receive, *, is_gzip: bool) -> bytes | None:
         """Return the whole decompressed body, or None when it is too large or not valid gzip."""
+        # 31 makes zlib expect the header of gzip.
         body, decompressor = bytearray(), zlib.decompressobj(31) if is_gzip else None
         has_more, num_received = True, 0
         while has_more:
@@ -126,6 +129,8 @@ class HttpGuard:
             num_received += len(chunk)
             try:
                 if decompressor:
+                    # One byte more than is allowed proves that the limit is exceeded, without the
+                    # rest of a body that might decompress to terabytes.
                     body += decompressor.decompress(chunk, self.max_body_bytes + 1 - len(body))
                 else:
                     body += chunk
@@ -150,39 +155,39 @@ class HttpGuard:
         ]
         if duplicates:
             return 400, "duplicate_header", f"{duplicates[0].decode()} was sent more than once"
-        host, origin = (
-            headers.get(b"host", b"").decode("latin-1"),
-            headers.get(b"origin", b"").decode("latin-1"),
-        )
-        if _parse_hostname(f"//{host}") not in self.hosts:
-            return (
-                403,
-                "host_not_allowed",
-                f"Host {host[:100]!r} is not served here; allowed: {', '.join(sorted(self.hosts))}",
-            )
-        if origin and _parse_netloc(origin) != host:  # Only pages of this server may call it.
-            message = f"pages of {origin[:100]!r} cannot call this server; allowed: its own pages"
-            return 403, "origin_not_allowed", message
-        if self._is_cross_site(headers):
-            message = "pages of other sites cannot call this server; allowed: its own pages"
-            return 403, "cross_site_request", message
+        if refusal := self._find_foreign_page(headers):
+            return 403, *refusal
         if self._needs_token(path) and not hmac.compare_digest(
             headers.get(b"authorization", b""), self.token or b""
         ):
             return 401, "unauthorized", f"a bearer token is needed: {self.token_hint}"
         if headers.get(b"content-encoding", b"gzip") != b"gzip":
-            return (
-                415,
-                "unknown_encoding",
-                "the content encoding of a body is unknown; allowed: gzip, or no encoding",
-            )
+            message = "the content encoding of a body is unknown; allowed: gzip, or no encoding"
+            return 415, "unknown_encoding", message
         size = headers.get(b"content-length", b"0")
         if not size.isdigit() or int(size) > self.max_body_bytes:
-            return (
-                413,
-                "too_large",
-                f"a body of {size.decode('latin-1')[:20]} bytes; allowed: {self.max_body_bytes}",
-            )
+            size_text = size.decode("latin-1")[:20]
+            message = f"a body of {size_text} bytes; allowed: {self.max_body_bytes}"
+            return 413, "too_large", message
+        return None
+
+    def _find_foreign_page(self, headers: dict[bytes, bytes]) -> tuple[str, str] | None:
+        """Return the code and the message if a page of another site has sent the request.
+
+        Such a page could otherwise use a server on loopback through the browser of its reader, also
+        with a name of its own that resolves to 127.0.0.1 (DNS rebinding).
+        """
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if _parse_hostname(f"//{host}") not in self.hosts:
+            allowed = ", ".join(sorted(self.hosts))
+            return "host_not_allowed", f"Host {host[:100]!r} is not served here; allowed: {allowed}"
+        if origin and _parse_netloc(origin) != host:  # Only pages of this server may call it.
+            message = f"pages of {origin[:100]!r} cannot call this server; allowed: its own pages"
+            return "origin_not_allowed", message
+        if self._is_cross_site(headers):
+            message = "pages of other sites cannot call this server; allowed: its own pages"
+            return "cross_site_request", message
         return None
 
     def _needs_token(self, path: str) -> bool:
@@ -233,7 +238,9 @@ def replay_body(body: bytes, receive: Receive) -> Any:
     return replay
 
 
-async def send_json(send: Send, status: int, content: Any, *headers: tuple[bytes, bytes]) -> None:
+async def send_json(
+    send: Send, status: int, content: object, *headers: tuple[bytes, bytes]
+) -> None:
     """Send a JSON response."""
     start = {
         "type": "http.response.start",

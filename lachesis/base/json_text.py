@@ -11,7 +11,7 @@ from lachesis.base.errors import LachesisError
 Json = dict[str, Any]
 
 
-def to_compact_json(value: Any) -> str:
+def to_compact_json(value: object) -> str:
     """Return a value as JSON text without spaces, because agents pay for every token they read."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=str)
 

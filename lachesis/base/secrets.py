@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
@@ -49,7 +48,7 @@ def redact_log_records() -> None:
     """
     make_record = logging.getLogRecordFactory()
 
-    def make_redacted_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def make_redacted_record(*args: object, **kwargs: object) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
         try:
             text = record.getMessage()

@@ -49,7 +49,7 @@ _TextLoader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 
 
 def read_typed_value(
-    schema: Json, value: Any, definitions: Mapping[str, Json], *, quoted: bool = False
+    schema: Json, value: object, definitions: Mapping[str, Json], *, quoted: bool = False
 ) -> Any:
     """Convert each text in `value` to the type that `schema` declares for it.
 
@@ -194,7 +194,7 @@ def _read_structure(
     types: tuple[type, ...],
     definitions: Mapping[str, Json],
     *,
-    otherwise: Any,
+    otherwise: object,
 ) -> Any:
     """Parse a list or an object written as JSON or YAML, and convert its items as the schema says."""
     content = _read_json(text)
@@ -208,7 +208,7 @@ def _read_structure(
     return otherwise
 
 
-def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]) -> Any:
+def _read_items(schemas: list[Json], value: object, definitions: Mapping[str, Json]) -> Any:
     """Convert the texts inside a list or an object; return any other value unchanged."""
     if isinstance(value, list):
         items: Json = next(
@@ -224,7 +224,7 @@ def _read_items(schemas: list[Json], value: Any, definitions: Mapping[str, Json]
     return value
 
 
-def _read_item(schema: Json, item: Any, definitions: Mapping[str, Json]) -> Any:
+def _read_item(schema: Json, item: object, definitions: Mapping[str, Json]) -> Any:
     unquoted = isinstance(item, _Unquoted)
     return read_typed_value(
         schema, str(item) if unquoted else item, definitions, quoted=not unquoted

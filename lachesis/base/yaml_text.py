@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import yaml
 
@@ -26,6 +25,6 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def dump_yaml(content: Any) -> str:
+def dump_yaml(content: object) -> str:
     """Write plain data as YAML, in the order it has, from which every reader gets the same data."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

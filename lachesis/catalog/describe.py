@@ -214,7 +214,7 @@ def _list_versions() -> tuple[str, ...]:
     )
 
 
-def _write_cache(cache: Path, content: Any) -> None:
+def _write_cache(cache: Path, content: object) -> None:
     with storage_errors(cache.parent):
         cache.parent.mkdir(parents=True, exist_ok=True)
     write_private(cache, json.dumps(content, default=str))
@@ -278,28 +278,27 @@ def _run_child(
     download.
     """
     file = environment.file_path
+    offline_env = {} if allow_download else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out = Path(folder) / "answer.json"
         arguments = [child_command, file, environment.class_name, str(out)]
         command = [find_interpreter(Path(file)), "-P", "-m", "lachesis.env_process", *arguments]
-        env = build_child_env(
-            {
-                **({} if allow_download else {"HF_HUB_OFFLINE": "1"}),
-                **read_passed_variables(),
-                "WANDB_MODE": "disabled",
-            }
-        )
+        env = build_child_env({**offline_env, **read_passed_variables(), "WANDB_MODE": "disabled"})
         child_result = run_bounded(
             command, input_bytes=json.dumps(request).encode(), env=env, timeout_s=timeout_s
         )
         _require_answer(child_result, file, out, timeout_s)
         answer: dict[str, Any] = json.loads(out.read_text())
     if "traceback" in answer:
-        reason = redact(answer["error"])
-        if answer.get("advice"):  # A missing package needs no traceback.
-            raise EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
-        traceback = redact(answer["traceback"])
-        raise EnvironmentLoadError(
-            f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback
-        )
+        raise _make_import_error(file, answer)
     return answer
+
+
+def _make_import_error(file: str, answer: dict[str, Any]) -> EnvironmentLoadError:
+    reason = redact(answer["error"])
+    if answer.get("advice"):  # A missing package needs no traceback.
+        return EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
+    traceback = redact(answer["traceback"])
+    return EnvironmentLoadError(
+        f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback
+    )

@@ -160,6 +160,11 @@ def list_source_files(file: Path) -> set[Path]:
     return source_files
 
 
+def _join_names(starts: Sequence[Path], dotted_names: Sequence[str]) -> list[Path]:
+    """Return the paths without a suffix at which modules of these names could be."""
+    return [start / Path(*name.split(".")) for name in dotted_names for start in starts]
+
+
 def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
     """Return the files below these folders that this file imports directly."""
     try:
@@ -169,17 +174,15 @@ def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
     module_paths: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            module_paths += [
-                start / Path(*alias.name.split("."))
-                for alias in node.names
-                for start in (*folders, file.parent)
-            ]
+            names = [alias.name for alias in node.names]
+            module_paths += _join_names([*folders, file.parent], names)
         elif isinstance(node, ast.ImportFrom):
             if 0 < node.level <= len(file.parents):
                 starts = [file.parents[node.level - 1]]
             else:
                 starts = [*folders, file.parent]
-            bases = [start / Path(*(node.module or "").split(".")) for start in starts]
+            bases = _join_names(starts, [node.module or ""])
+            # What is imported from a package may be a module of it.
             module_paths += [*bases, *(base / alias.name for base in bases for alias in node.names)]
     candidates = [
         path

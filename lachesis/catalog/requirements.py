@@ -204,6 +204,20 @@ def install_requirements(file: Path) -> Path:
     return venv_folder
 
 
+def _install(venv_folder: Path, dependencies: tuple[str, ...], log: Path) -> None:
+    """Install packages with the environment's own pip, whose output goes to the log."""
+    command = [str(venv_folder / "bin" / "python"), "-m", "pip", "install"]
+    options = ["--disable-pip-version-check", "--no-input"]
+    with log.open("wb") as stream:
+        subprocess.run(
+            [*command, *options, *dependencies],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            check=True,
+        )
+
+
 def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
     log = venv_folder.with_suffix(".log")
     try:
@@ -219,22 +233,7 @@ def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
         # Each line of a .pth file that begins with `import` is executed.
         lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site_folders]
         (site_packages / "behind.pth").write_text("".join(lines), encoding="utf-8")
-        with log.open("wb") as stream:
-            command = [
-                str(venv_folder / "bin" / "python"),
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-                "--no-input",
-            ]
-            subprocess.run(
-                [*command, *dependencies],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                check=True,
-            )
+        _install(venv_folder, dependencies, log)
     except subprocess.CalledProcessError as error:
         if log.is_file():
             pip_output = log.read_text(errors="replace")

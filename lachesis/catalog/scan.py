@@ -76,10 +76,9 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
     problems: dict[str, str] = {}
     searched_files: set[Path] = set()
     scanned_files: set[Path] = set()
-    for search_path in dict.fromkeys(
-        path.resolve()
-        for path in (search_paths if search_paths is not None else paths.environment_dirs())
-    ):
+    if search_paths is None:
+        search_paths = paths.environment_dirs()
+    for search_path in dict.fromkeys(path.resolve() for path in search_paths):
         files = list(itertools.islice(_list_python_files(search_path), MAX_FILES + 1))
         if len(files) > MAX_FILES:
             problems[str(search_path)] = (
@@ -87,10 +86,9 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             )
             files.pop()
         searched_files |= set(files)
+        imported_files: set[Path] = set()
         if search_path.is_file():
             imported_files = fingerprint.list_source_files(search_path) - set(files)
-        else:
-            imported_files = set()
         for file in [*files, *sorted(imported_files)]:
             if file in scanned_files:  # Another folder on the search path contains it.
                 continue
@@ -99,19 +97,25 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             classes += scanned.classes
             if scanned.problem:
                 problems[str(file)] = scanned.problem
+    # Classes of imported files are only there to recognise subclasses of theirs.
+    leaves = _select_leaves(_select_descendants(classes))
+    own_leaves = [leaf for leaf in leaves if leaf.file in searched_files]
+    return _name_environments(own_leaves, problems)
+
+
+def _name_environments(classes: list[_ScannedClass], problems: dict[str, str]) -> ScanResult:
+    """Return the environments under names of their own; note those whose name was taken."""
     result = ScanResult([], problems)
     file_by_name: dict[str, Path] = {}
-    for scanned_class in _select_leaves(_select_descendants(classes)):
-        if scanned_class.file in searched_files:
-            environment = _build_environment(scanned_class, file_by_name)
-            own_name = scanned_class.own_name or scanned_class.file.stem
-            if environment.name != own_name:
-                result.clashes[environment.name] = (
-                    f"{scanned_class.file}: its name {own_name} is taken by "
-                    f"{file_by_name[own_name]}"
-                )
-            file_by_name[environment.name] = scanned_class.file
-            result.environments.append(environment)
+    for scanned_class in classes:
+        environment = _build_environment(scanned_class, file_by_name)
+        own_name = scanned_class.own_name or scanned_class.file.stem
+        if environment.name != own_name:
+            result.clashes[environment.name] = (
+                f"{scanned_class.file}: its name {own_name} is taken by {file_by_name[own_name]}"
+            )
+        file_by_name[environment.name] = scanned_class.file
+        result.environments.append(environment)
     return result
 
 

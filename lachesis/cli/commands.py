@@ -30,6 +30,7 @@ from lachesis.config.edits import parse_assignment
 from lachesis.orchestration import server, submit
 from lachesis.orchestration.launch_inputs import describe_default_model
 from lachesis.orchestration.notifications import remove_notifications, set_notifications
+from lachesis.orchestration.resolved_launch import ResolvedLaunch
 from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
@@ -37,7 +38,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import shorten_service_name
 from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.inference_tests import TestOptions
+from lachesis.validation.inference_tests import InferenceTest, TestOptions
 
 # Last steps of each run that the list of runs searches for a held-out result.
 MAX_HELD_OUT_STEPS = 60
@@ -108,15 +109,21 @@ def handle_train(args: argparse.Namespace) -> int:
         by_owner=True,
     )
     resolved = service.check(launch)
-    config = resolved.config
-    server.require_server(
-        service.store.home
-    )  # checked before a model is built, which takes a minute
-    if model_note := describe_default_model(launch, config.openai.model_name):
+    _prepare_model(args, service, resolved)
+    return _follow_run(args, service, service.start(resolved))
+
+
+def _prepare_model(
+    args: argparse.Namespace, service: LachesisService, launch: ResolvedLaunch
+) -> None:
+    """Build the tiny model if the launch needs it, and show the progress."""
+    # Building takes a minute, so what can be refused before it is refused before it.
+    server.require_server(service.store.home)
+    config = launch.config
+    if model_note := describe_default_model(launch.request, config.openai.model_name):
         console.print_note(model_note)
     with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
         service.build_tiny_model(config, advance)
-    return _follow_run(args, service, service.start(resolved))
 
 
 def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
@@ -161,11 +168,7 @@ def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunR
 def handle_test(args: argparse.Namespace) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     service = LachesisService()
-    edits = tuple(parse_assignment(text) for text in args.edits)
-    if args.prompt:
-        prompt_options = {"max_tokens": 256, "temperature": 1.0}
-    else:
-        prompt_options = {}
+    prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
     options = TestOptions(
         num_steps=args.steps,
         group_size=args.group_size,
@@ -176,43 +179,39 @@ def handle_test(args: argparse.Namespace) -> int:
     launch = LaunchRequest(
         register_environment(args.environment),
         args.profile,
-        edits,
+        tuple(parse_assignment(text) for text in args.edits),
         find_trained_model(args),
         by_owner=True,
     )
     try:
         resolved = service.check_test(launch, options)
-        config = resolved.launch.config
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
             f"{error}; a model at an endpoint is named with --endpoint-model NAME"
         ) from error
-    server.require_server(
-        service.store.home
-    )  # checked before a model is built, which takes a minute
-    if model_note := describe_default_model(launch, config.openai.model_name):
-        console.print_note(model_note)
-    with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
-        service.build_tiny_model(config, advance)
-    submitted_test = service.start_test(resolved, options)
-    console.print_note(
-        f"test {submitted_test.test_id}: {service.tests.dir(submitted_test.test_id)}"
-    )
-    with console.show_progress_bar("groups", quiet=args.json) as advance:
-        while not (inference_test := service.get_test(submitted_test.test_id)).has_ended:
-            advance(
-                service.tests.count_finished_groups(inference_test),
-                inference_test.request.num_steps * len(inference_test.request.models),
-            )
-            time.sleep(0.5)
+    _prepare_model(args, service, resolved.launch)
+    test = _wait_for_test(args, service, service.start_test(resolved, options))
     print_answer(
         args,
-        inference_test.model_dump(mode="json"),
-        show_tests.render_test(inference_test, format_train_command(args)),
+        test.model_dump(mode="json"),
+        show_tests.render_test(test, format_train_command(args)),
     )
-    if (inference_test.result or {}).get("summary", {}).get("environment_working"):
+    if (test.result or {}).get("summary", {}).get("environment_working"):
         return 0
     return 1
+
+
+def _wait_for_test(
+    args: argparse.Namespace, service: LachesisService, test: InferenceTest
+) -> InferenceTest:
+    """Show the progress of a test until it has ended, and return it."""
+    console.print_note(f"test {test.test_id}: {service.tests.dir(test.test_id)}")
+    num_groups = test.request.num_steps * len(test.request.models)
+    with console.show_progress_bar("groups", quiet=args.json) as advance:
+        while not (test := service.get_test(test.test_id)).has_ended:
+            advance(service.tests.count_finished_groups(test), num_groups)
+            time.sleep(0.5)
+    return test
 
 
 def handle_runs(args: argparse.Namespace) -> None:

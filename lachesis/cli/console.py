@@ -48,7 +48,7 @@ HEALTH_STYLES = {
 }
 
 
-def print_answer(args: argparse.Namespace, answer: Any, view: Any) -> None:
+def print_answer(args: argparse.Namespace, answer: object, view: object) -> None:
     """Print JSON for a program, or else `view` for a person."""
     if args.json:
         print(json.dumps(answer, indent=2, default=str))

@@ -23,6 +23,14 @@ from lachesis.tiny_model import build
 ENVIRONMENT = "arithmetic"
 
 
+def _ensure_model(*, as_json: bool) -> None:
+    if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
+        console.print_note("building a tiny model (about 20 s, once)")
+    with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
+        model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
+    console.print_note(f"model: {model}")
+
+
 def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
     """Run the demo and return exit code 0 if the run has completed.
 
@@ -32,12 +40,8 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
     if steps is not None:
         edits.append(("total_steps", steps))
     launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
-    service.resolve(launch)  # raises for wrong input before anything is built
-    if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
-        console.print_note("building a tiny model (about 20 s, once)")
-    with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
-        model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
-    console.print_note(f"model: {model}")
+    service.resolve(launch)  # Wrong input is refused before anything is built.
+    _ensure_model(as_json=as_json)
     with contextlib.ExitStack() as stack:
         server = find_running_server()
         if server is None:
@@ -55,9 +59,7 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
         print(json.dumps(answer, indent=2))
     else:
         _print_results(service, record, answer)
-    if record.status == "completed":
-        return 0
-    return 1
+    return 0 if record.status == "completed" else 1
 
 
 def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) -> RunRecord:

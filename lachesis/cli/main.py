@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from lachesis import __version__
 from lachesis.base.errors import LachesisError, StorageError
@@ -56,6 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
     _add_servers(add_command)
+    _add_doctor(add_command)
+    return top
+
+
+def _add_doctor(add_command: AddCommand) -> None:
     doctor = add_command(
         "doctor",
         "Check this machine, say how to get what is missing, and find leftovers of dead runs.",
@@ -65,7 +69,6 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="clean up after dead runs: processes, files, Tinker sessions",
     )
-    return top
 
 
 def _add_first_commands(add_command: AddCommand) -> None:
@@ -117,7 +120,20 @@ def _add_run_commands(add_command: AddCommand) -> None:
         action="store_true",
         help="stop without a checkpoint; also ends a stop that takes too long",
     )
-    logs = add_command("logs", "Show the log of one process of a run.")
+    _add_logs(add_command("logs", "Show the log of one process of a run."))
+    _add_weights(
+        add_command(
+            "weights", "Export a run's adapter for PEFT, and compare it with the trained model."
+        )
+    )
+    report = add_command(
+        "report", "Write a run's report: one self-contained HTML file, and its charts."
+    )
+    report.add_argument("run")
+    report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
+
+
+def _add_logs(logs: argparse.ArgumentParser) -> None:
     logs.add_argument("run")
     logs.add_argument(
         "service",
@@ -129,9 +145,9 @@ def _add_run_commands(add_command: AddCommand) -> None:
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
     )
     logs.add_argument("-n", "--lines", type=int, default=50)
-    weights = add_command(
-        "weights", "Export a run's adapter for PEFT, and compare it with the trained model."
-    )
+
+
+def _add_weights(weights: argparse.ArgumentParser) -> None:
     weights.add_argument("run")
     weights.add_argument("--to", required=True, metavar="DIR", help="a new or empty folder")
     checkpoint_help = "last (default), best (by held-out result, else by mean reward), or a step"
@@ -147,11 +163,6 @@ def _add_run_commands(add_command: AddCommand) -> None:
     verification.add_argument(
         "--no-verify", action="store_true", help="do not load and compare the exported files"
     )
-    report = add_command(
-        "report", "Write a run's report: one self-contained HTML file, and its charts."
-    )
-    report.add_argument("run")
-    report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -360,7 +371,7 @@ def _print_error(error: LachesisError, *, as_json: bool) -> int:
     return 1
 
 
-def _raise_interrupt(*_: Any) -> None:
+def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 

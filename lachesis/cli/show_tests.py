@@ -39,41 +39,8 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
     )
     lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
     for model in test.result["models_tested"]:
-        correct_text = f"{model['correct_completions']} of {model['total_completions']}"
-        error = str(model.get("error", "")).split("\n")[0]
-        verdict = model.get("verdict") or {}
-        verdict_text = Text(
-            verdict.get("word", ""), style=_STATUS_STYLES.get(verdict.get("word", ""), "yellow")
-        )
-        zero_signal_share = verdict.get("zero_signal_share")
-        rates = (
-            format_share(model["accuracy"], model.get("accuracy_interval")),
-            "" if zero_signal_share is None else f"{zero_signal_share:.0%}",
-        )
-        table.add_row(
-            model["name"],
-            verdict_text,
-            str(model["steps_tested"]),
-            correct_text,
-            *rates,
-            Text(error, style="red"),
-        )
-        lines += [
-            Text(f"  {model['name']}: {sentence}")
-            for sentence in verdict.get("evidence", [])
-            if sentence != model.get("error")
-        ]
-        for prompt in model.get("prompts", []):
-            responses_text = "; ".join(
-                f"{response['text']!r} {format_score(response['score'])}"
-                for response in prompt["responses"]
-            )
-            lines.append(
-                Text(
-                    f"{model['name']}: {prompt['prompt']!r} -> "
-                    f"{responses_text}{_format_note(prompt)}"
-                )
-            )
+        table.add_row(*_make_model_row(model))
+        lines += _make_model_lines(model)
     summary = test.result["summary"]
     if summary.get("forecast"):
         lines.append(Text(f"forecast: {_format_forecast(summary['forecast'])}"))
@@ -81,6 +48,40 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
     if summary.get("verdict") == "learnable":
         lines.append(Text(f"next: {next_command}"))
     return Group(*lines)
+
+
+def _make_model_row(model: Json) -> list[RenderableType]:
+    """Return the cells of one model in the table of results."""
+    error = str(model.get("error", "")).split("\n")[0]
+    verdict = model.get("verdict") or {}
+    word = verdict.get("word", "")
+    zero_signal_share = verdict.get("zero_signal_share")
+    return [
+        model["name"],
+        Text(word, style=_STATUS_STYLES.get(word, "yellow")),
+        str(model["steps_tested"]),
+        f"{model['correct_completions']} of {model['total_completions']}",
+        format_share(model["accuracy"], model.get("accuracy_interval")),
+        "" if zero_signal_share is None else f"{zero_signal_share:.0%}",
+        Text(error, style="red"),
+    ]
+
+
+def _make_model_lines(model: Json) -> list[RenderableType]:
+    """Return the evidence of a model's verdict, and its answers to the user's prompts."""
+    lines: list[RenderableType] = [
+        Text(f"  {model['name']}: {sentence}")
+        for sentence in (model.get("verdict") or {}).get("evidence", [])
+        if sentence != model.get("error")
+    ]
+    for prompt in model.get("prompts", []):
+        responses = "; ".join(
+            f"{response['text']!r} {format_score(response['score'])}"
+            for response in prompt["responses"]
+        )
+        note = _format_note(prompt)
+        lines.append(Text(f"{model['name']}: {prompt['prompt']!r} -> {responses}{note}"))
+    return lines
 
 
 def _format_forecast(forecast: Json) -> str:

@@ -157,7 +157,7 @@ class ConfigFields:
         )
 
     def check_edit(
-        self, name: str, value: Any, current: RunConfig | None = None
+        self, name: str, value: object, current: RunConfig | None = None
     ) -> tuple[ConfigField, Any]:
         """Return the field of this name and the checked value for it.
 
@@ -181,7 +181,7 @@ class ConfigFields:
             )
         return field, self._check_value(field, value)
 
-    def parse_value(self, field: ConfigField, value: Any) -> Any:
+    def parse_value(self, field: ConfigField, value: object) -> Any:
         """Convert a text to the type of the field without checking the value; see `typed_values`."""
         schema = field.schema
         if field.section == "env":  # The environment may allow less than we do for its fields.
@@ -251,7 +251,7 @@ def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") ->
     return check_cost_limit(build_run_config(values))
 
 
-def _reject_unusable_value(value: Any) -> None:
+def _reject_unusable_value(value: object) -> None:
     """Raise ValueError for values that types and ranges allow and no configuration needs.
 
     These are NaN, infinity, control characters, invalid Unicode, and very long texts.

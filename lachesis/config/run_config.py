@@ -163,17 +163,9 @@ class RunConfig(Section):
             ConfigError: The content is not a valid configuration; the message names the file.
             StorageError: The file cannot be read.
         """
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            # A ValueError means that the file is not text, or holds a date that does not exist.
-            raise ConfigError(f"{path} is not YAML: {error}") from error
-        if isinstance(content, dict):
-            endpoint = content.pop("openai", None) or {}
-        else:
-            endpoint = {}
+        content = _load_yaml(path)
+        endpoint = content.pop("openai", None) or {} if isinstance(content, dict) else {}
+        # Atropos takes a list of servers; ours holds the same one twice.
         endpoint = endpoint[0] if isinstance(endpoint, list) else endpoint
         if not isinstance(content, dict) or not all(
             isinstance(section or {}, dict) for section in (*content.values(), endpoint)
@@ -189,6 +181,16 @@ class RunConfig(Section):
         }
         values = {**sections, **meta, "openai": endpoint}
         return build_run_config(values, source=str(path))
+
+
+def _load_yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A ValueError means that the file is not text, or holds a date that does not exist.
+        raise ConfigError(f"{path} is not YAML: {error}") from error
 
 
 def resolve_run_config(
@@ -218,13 +220,24 @@ def resolve_run_config(
     own_defaults = {
         key: value for key, value in (defaults or {}).items() if key not in EnvSection.model_fields
     }
-    env = {**own_defaults, **values.get("env", {})}
-    sections = {
-        "env": env,
+    sections: dict[str, dict[str, Any]] = {
+        "env": {**own_defaults, **values.get("env", {})},
         **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")},
     }
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
+    _derive_values(sections, environment, model)
+    if PROFILES[profile].is_paid:
+        base_model = sections["openai"].get("model_name", OpenAISection().model_name)
+        sections["tinker"].setdefault("prices", find_prices(base_model, home))
+    config = build_run_config({"environment": environment, "profile": profile, **sections})
+    return check_cost_limit(config)
+
+
+def _derive_values(
+    sections: dict[str, dict[str, Any]], environment: str, model: str | None
+) -> None:
+    """Set values that follow from others or from the launch."""
     if sections["tinker"].get("use_wandb") is False:
         # Without W&B in the trainer the environment does not log to it either.
         sections["env"]["use_wandb"] = False
@@ -233,12 +246,6 @@ def resolve_run_config(
         sections["env"]["wandb_name"] = f"{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     if model:
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
-    if PROFILES[profile].is_paid:
-        base_model = sections["openai"].get("model_name", OpenAISection().model_name)
-        sections["tinker"].setdefault("prices", find_prices(base_model, home))
-    return check_cost_limit(
-        build_run_config({"environment": environment, "profile": profile, **sections})
-    )
 
 
 def check_cost_limit(config: RunConfig) -> RunConfig:

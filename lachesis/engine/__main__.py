@@ -28,6 +28,21 @@ SHUTDOWN_TIMEOUT_S = 3
 
 def main() -> int:
     """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
+    args = _parse_args()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Without this the log is full of the Hub client's retries.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    try:
+        serve(args)
+    except LachesisError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m lachesis.engine", description=__doc__)
     parser.add_argument(
         "--model",
@@ -54,18 +69,7 @@ def main() -> int:
     parser.add_argument(
         "--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU"
     )
-    args = parser.parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # Without this the log is full of the Hub client's retries.
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
-    try:
-        serve(args)
-    except LachesisError as error:
-        print(f"{error.code}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return parser.parse_args()
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -88,36 +92,41 @@ def serve(args: argparse.Namespace) -> None:
                 f"port {args.port} on {args.host} cannot be used: {error.strerror}"
             ) from error
         try:
-            import torch
-            import uvicorn
-
-            from lachesis.engine import torch_threads
-            from lachesis.engine.app import create_app
-            from lachesis.engine.engine import Engine
+            _serve_models(args, token, listener)
         except ImportError as error:
             raise MissingDependencyError(
                 f"the embedded engine needs {error.name}, which is not installed; install it with "
                 "`pip install 'lachesis[embedded]'`"
             ) from error
-        dtype = torch.bfloat16 if args.bf16 else torch.float32
-        model, *extra_models = args.model
-        store = args.store or paths.home() / "engine"
-        engine = Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
-        torch_threads.tune_num_threads(engine.default_model.base)
-        app = HttpGuard(
-            create_app(engine, token),
-            host=args.host,
-            token=None,
-            allowed_hosts=args.allow_host,
-            max_body_bytes=MAX_BODY_BYTES,
-        )
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        )
-        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket) -> None:
+    import torch
+    import uvicorn
+
+    from lachesis.engine import torch_threads
+    from lachesis.engine.app import create_app
+    from lachesis.engine.engine import Engine
+
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    model, *extra_models = args.model
+    store = args.store or paths.home() / "engine"
+    engine = Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
+    torch_threads.tune_num_threads(engine.default_model.base)
+    app = HttpGuard(
+        create_app(engine, token),
+        host=args.host,
+        token=None,
+        allowed_hosts=args.allow_host,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from lachesis.base import http_errors
 from lachesis.base.errors import EngineRequestError, StorageError
 from lachesis.engine import protobuf_messages, rest_routes
 from lachesis.engine.dispatcher import LONG_POLL_S, RequestDispatcher
-from lachesis.engine.engine import Engine
+from lachesis.engine.engine import Engine, ServedModel
 from lachesis.engine.futures import Payload
 from lachesis.engine.json_messages import (
     CreateModelBody,
@@ -36,6 +36,7 @@ from lachesis.engine.json_messages import (
     check_sdk_version,
 )
 from lachesis.engine.model_thread import ModelThread
+from lachesis.engine.training import TrainingModel
 
 PROTOBUF_MEDIA_TYPE = "application/x-protobuf"
 CLIENT_CONFIG = {
@@ -73,11 +74,13 @@ def create_app(engine: Engine, token: str) -> FastAPI:
 
     app = FastAPI(title="Lachesis embedded engine", lifespan=lifespan, openapi_url=None)
     authenticated_router = APIRouter(prefix="/api/v1", dependencies=[Depends(require_token)])
+    _add_service_routes(authenticated_router, engine)
     _add_session_routes(authenticated_router, dispatcher)
     _add_model_routes(authenticated_router, dispatcher)
     _add_training_routes(authenticated_router, dispatcher)
     _add_weights_routes(authenticated_router, dispatcher)
     _add_sampler_routes(authenticated_router, dispatcher)
+    _add_sampler_lookup_routes(authenticated_router, dispatcher)
     _add_future_routes(authenticated_router, dispatcher)
     rest_routes.add_rest_routes(authenticated_router, engine)
     app.include_router(authenticated_router)
@@ -92,8 +95,8 @@ async def _handle_bad_request(request: Request, error: Exception) -> JSONRespons
     return JSONResponse({"detail": http_errors.escape_surrogates(error)}, 400)
 
 
-def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
-    engine = dispatcher.engine
+def _add_service_routes(router: APIRouter, engine: Engine) -> None:
+    """Add the routes that the SDK asks about the server itself."""
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -114,16 +117,21 @@ def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
     @router.get("/get_server_capabilities")
     async def get_server_capabilities() -> dict[str, Any]:
-        models = [
-            {
-                "model_name": name,
-                "max_context_length": served_model.base.context_length,
-                "trainable": True,
-                "sampleable": True,
-            }
-            for name, served_model in engine.served_models.items()
-        ]
+        models = [_describe_model(name, model) for name, model in engine.served_models.items()]
         return {"supported_models": models}
+
+
+def _describe_model(name: str, served_model: ServedModel) -> dict[str, Any]:
+    return {
+        "model_name": name,
+        "max_context_length": served_model.base.context_length,
+        "trainable": True,
+        "sampleable": True,
+    }
+
+
+def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    engine = dispatcher.engine
 
     @router.post("/create_session")
     async def create_session(body: CreateSessionBody) -> dict[str, Any]:
@@ -147,14 +155,10 @@ def _add_model_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
     async def create_model(body: CreateModelBody) -> dict[str, Any]:
         _require_session(engine, body.session_id)
         model_id = f"{body.session_id}:train:{body.model_seq_id}"
-        optimizer_type = (body.optimizer_config or {}).get("type", "adamw")
         spec = body.to_lora_spec()
 
         def create() -> Payload:
-            if optimizer_type != "adamw":
-                raise EngineRequestError(
-                    f"the optimizer {optimizer_type!r} is not offered; allowed: adamw"
-                )
+            _require_adamw(body)
             return engine.create_model(
                 body.session_id, body.model_seq_id, body.base_model, spec, body.user_metadata
             )
@@ -166,27 +170,36 @@ def _add_model_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
         model = engine.models.get(body.model_id)
         if model is None:
             raise HTTPException(404, f"there is no model {body.model_id}")
-        source = model.base.source
-        data = {
-            "arch": model.base.module.config.model_type,
-            "model_name": source,
-            "tokenizer_id": source,
-        }
-        return {
-            "type": "get_info",
-            "model_id": body.model_id,
-            "model_data": data,
-            "is_lora": True,
-            "lora_rank": model.spec.rank,
-            "model_name": source,
-            "optimizer_config": {"type": "adamw"},
-        }
+        return _describe_training_model(body.model_id, model)
 
     @router.post("/unload_model")
     async def unload_model(body: ModelBody) -> dict[str, Any]:
         return dispatcher.submit(
             (body.model_id, body.seq_id), lambda: engine.unload_model(body.model_id)
         )
+
+
+def _require_adamw(body: CreateModelBody) -> None:
+    optimizer_type = (body.optimizer_config or {}).get("type", "adamw")
+    if optimizer_type != "adamw":
+        raise EngineRequestError(f"the optimizer {optimizer_type!r} is not offered; allowed: adamw")
+
+
+def _describe_training_model(model_id: str, model: TrainingModel) -> dict[str, Any]:
+    source = model.base.source
+    return {
+        "type": "get_info",
+        "model_id": model_id,
+        "model_data": {
+            "arch": model.base.module.config.model_type,
+            "model_name": source,
+            "tokenizer_id": source,
+        },
+        "is_lora": True,
+        "lora_rank": model.spec.rank,
+        "model_name": source,
+        "optimizer_config": {"type": "adamw"},
+    }
 
 
 def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
@@ -225,6 +238,11 @@ def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
     router.post("/save_weights")(make_save_route("weights"))
     router.post("/save_weights_external")(make_save_route("external_weights"))
+    _add_load_route(router, dispatcher)
+
+
+def _add_load_route(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    engine = dispatcher.engine
 
     @router.post("/load_weights")
     async def load_weights(body: LoadWeightsBody) -> dict[str, Any]:
@@ -284,9 +302,11 @@ def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
         )
         return {"sampling_session_id": await registration}
 
+
+def _add_sampler_lookup_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
     @router.get("/samplers/{sampler_id}")
     async def get_sampler(sampler_id: str) -> dict[str, Any]:
-        entry = engine.samplers.get(sampler_id)
+        entry = dispatcher.engine.samplers.get(sampler_id)
         if entry is None:
             raise HTTPException(404, f"there is no sampler {sampler_id}")
         return {

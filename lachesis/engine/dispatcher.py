@@ -36,7 +36,7 @@ class RequestDispatcher:
         self.last_sequence_ids: dict[str, int] = {}
 
     def submit(
-        self, key: tuple[str, int | None], call: OperationCall, **response_fields: Any
+        self, key: tuple[str, int | None], call: OperationCall, **response_fields: object
     ) -> dict[str, Any]:
         """Queue an operation, unless this request has been submitted before, and return its
         future's id.

@@ -99,7 +99,6 @@ class Engine:
         self.samplers: dict[str, SamplerEntry] = {}
 
     # --- sessions
-    # ---------------------------------------------------------------------------------------------------
 
     def create_session(self, metadata: dict[str, Any] | None) -> str:
         """Start a session and return its id."""
@@ -147,10 +146,9 @@ class Engine:
         return {"model_id": model_id}
 
     # --- training
-    # ---------------------------------------------------------------------------------------------------
 
     def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: Any
+        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: object
     ) -> Payload:
         """Create an adapter on a base model for training."""
         base = self._get_served_model(base_model).base
@@ -203,7 +201,6 @@ class Engine:
         }
 
     # --- checkpoints
-    # ------------------------------------------------------------------------------------------------
 
     def save_checkpoint(
         self, model_id: str, kind: str, name: str | None, options: dict[str, Any]
@@ -265,7 +262,13 @@ class Engine:
         return {"path": path, "model_id": model_id}
 
     def create_model_from_checkpoint(
-        self, session_id: str, model_seq_id: int, path: str, *, with_optimizer: bool, metadata: Any
+        self,
+        session_id: str,
+        model_seq_id: int,
+        path: str,
+        *,
+        with_optimizer: bool,
+        metadata: object,
     ) -> Payload:
         """Create a model with the weights of a checkpoint."""
         _, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
@@ -276,7 +279,6 @@ class Engine:
         return self.load_checkpoint(model_id, path, with_optimizer=with_optimizer)
 
     # --- sampling
-    # ---------------------------------------------------------------------------------------------------
 
     def create_snapshot_sampler(self, model_id: str, sampling_seq_id: int) -> Payload:
         """Make a sampler from a model's current weights, in memory."""
@@ -339,7 +341,6 @@ class Engine:
         return entry is not None and entry.snapshot is not None and entry.model_path is None
 
     # --- look-ups
-    # ---------------------------------------------------------------------------------------------------
 
     def _get_model(self, model_id: str) -> TrainingModel:
         if model_id not in self.models:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -24,7 +22,7 @@ class SlotLayer(CacheLayerMixin):
         raise AssertionError("a slot must be filled by `fill_slots` before it is extended")
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add one token per sequence, and return the keys and values of all tokens so far."""
         slots, positions, max_length = self.owner.decode_step
@@ -62,6 +60,7 @@ class SlotCache(Cache):
         """
         if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
+        # Growing copies everything, so there is always room for more than was requested.
         if num_slots <= self._num_slots:
             new_num_slots = self._num_slots
         else:

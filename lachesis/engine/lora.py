@@ -121,6 +121,7 @@ class LoraLinear:
 def _add_lora_output(
     y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
 ) -> torch.Tensor:
+    # Adapters are float32 whatever the base model is, so that small updates are not lost.
     inner = functional.linear(x.to(a.dtype), a)
     if y.dtype != a.dtype:
         return y + (scale * functional.linear(inner, b)).to(y.dtype)
@@ -132,14 +133,12 @@ def _add_lora_output(
 class LoraLayers:
     """Manage the linear layers of one model. Only the model thread may call this."""
 
+    # Maximum size of a second set of weights with an adapter merged in; a larger model adds its
+    # adapters in each pass.
     MAX_MERGED_BYTES = 2**29
-    """Maximum size of a second set of weights with an adapter merged in; a larger model adds its
-    adapters in each pass.
-    """
+    # Number of passes with one single adapter before it is merged; merging for fewer passes would
+    # not pay off.
     MERGE_AFTER_PASSES = 8
-    """Number of passes with one single adapter before it is merged; merging for fewer passes would
-    not pay off.
-    """
 
     def __init__(self, module: Any) -> None:
         self._components = _classify_linear_layers(module)
@@ -181,6 +180,7 @@ class LoraLayers:
             weight = self._layers[path].weight
             out, width = weight.shape
             a = (torch.rand(spec.rank, width, generator=generator) * 2 - 1) / math.sqrt(width)
+            # B is zero, so the new adapter adds nothing yet.
             factors[path] = (a.to(weight.device), torch.zeros(out, spec.rank, device=weight.device))
         return factors
 

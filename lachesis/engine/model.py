@@ -169,7 +169,7 @@ class BaseLanguageModel:
         self._has_separate_head = max_difference <= compute_tolerance(self, expected)
 
 
-def _read_attention_windows(config: Any) -> dict[str, tuple[str, int] | None]:
+def _read_attention_windows(config: object) -> dict[str, tuple[str, int] | None]:
     """Return how far back each kind of layer looks; empty if all layers look at everything.
 
     `("window", n)` means the last n tokens, `("chunk", n)` those of the token's own chunk of n, and

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -14,7 +13,7 @@ from peft.utils.transformers_weight_conversion import (
 from transformers import AutoModelForCausalLM
 
 
-def find_peft_adapted_layers(config: Any, target_modules: Iterable[str]) -> set[str]:
+def find_peft_adapted_layers(config: object, target_modules: Iterable[str]) -> set[str]:
     """Return the paths of the layers that PEFT adapts in a model of this configuration.
 
     The model is built without memory for its weights. PEFT itself is asked, because it renames

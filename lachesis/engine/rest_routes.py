@@ -30,23 +30,11 @@ def add_rest_routes(router: APIRouter, engine: Engine) -> None:
     """Add the routes that need the engine's token."""
     _add_listing_routes(router, engine)
     _add_checkpoint_routes(router, engine)
+    _add_weights_info_route(router, engine)
 
 
 def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
-    @router.get("/sessions")
-    async def list_sessions(limit: int = 20, offset: int = 0) -> dict[str, Any]:
-        return {"sessions": list(engine.sessions)[offset : offset + limit]}
-
-    @router.get("/sessions/{session_id}")
-    async def get_session(session_id: str) -> dict[str, Any]:
-        session = engine.sessions.get(session_id)  # The model thread may remove it at any time.
-        if session is None:
-            raise HTTPException(404, f"there is no session {session_id}")
-        return {
-            "training_run_ids": session.model_ids,
-            "sampler_ids": session.sampler_ids,
-            "user_metadata": session.metadata,
-        }
+    _add_session_routes(router, engine)
 
     @router.get("/training_runs")
     async def list_training_runs(limit: int = 20, offset: int = 0) -> dict[str, Any]:
@@ -70,6 +58,25 @@ def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
             "cursor": cursor,
         }
 
+
+def _add_session_routes(router: APIRouter, engine: Engine) -> None:
+    @router.get("/sessions")
+    async def list_sessions(limit: int = 20, offset: int = 0) -> dict[str, Any]:
+        return {"sessions": list(engine.sessions)[offset : offset + limit]}
+
+    @router.get("/sessions/{session_id}")
+    async def get_session(session_id: str) -> dict[str, Any]:
+        session = engine.sessions.get(session_id)  # The model thread may remove it at any time.
+        if session is None:
+            raise HTTPException(404, f"there is no session {session_id}")
+        return {
+            "training_run_ids": session.model_ids,
+            "sampler_ids": session.sampler_ids,
+            "user_metadata": session.metadata,
+        }
+
+
+def _add_weights_info_route(router: APIRouter, engine: Engine) -> None:
     @router.post("/weights_info")
     async def get_weights_info(body: TinkerPathBody) -> dict[str, Any]:
         checkpoint_record = engine.store.read_record(CheckpointPath.parse(body.tinker_path))
@@ -111,6 +118,10 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
         expires = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
         return {"urls": {name: f"{folder_url}/{name}" for name in files}, "expires": expires}
 
+    _add_checkpoint_actions(router, engine, route_prefix)
+
+
+def _add_checkpoint_actions(router: APIRouter, engine: Engine, route_prefix: str) -> None:
     # Publishing and unpublishing may be repeated: the SDK would retry for minutes after a 409.
     @router.post(route_prefix + "/{checkpoint_id:path}/publish", status_code=204)
     async def publish(run_id: str, checkpoint_id: str) -> None:

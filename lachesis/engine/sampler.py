@@ -42,6 +42,7 @@ class Sampler:
 
     def __init__(self, base: BaseLanguageModel, seed: int | None = None) -> None:
         self.base = base
+        # For requests without a seed; each sample of a seeded request has a generator of its own.
         self._rng = np.random.default_rng(seed)
         self._waiting_jobs: deque[SamplingJob] = deque()
         self._rows: list[BatchRow] = []
@@ -67,6 +68,7 @@ class Sampler:
 
     def clear(self) -> list[SamplingJob]:
         """Drop all requests after an error, and return the jobs that have not ended."""
+        # A job with several samples has several rows.
         jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting_jobs]))
         self._waiting_jobs.clear()
         self._rows, self._lengths = [], np.zeros(0, np.int64)
@@ -83,12 +85,12 @@ class Sampler:
             self._prefill(new_rows)
         if self._rows:
             self._decode()
+        # An idle engine leaves the memory to training.
         if not self.is_busy:
             self._cache.trim()
             self._state = SlotState(self.base.device)
 
     # --- admission to the batch
-    # ----------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
         cancelled_slots = [
@@ -119,8 +121,11 @@ class Sampler:
                 - len(self._rows)
                 - len(new_rows)
             )
+            # A request that exceeds the limit of memory by itself is admitted alone, or it would
+            # wait for ever.
             if num_free_rows < 1 and (self._rows or new_rows):
                 break
+            # Prompts are padded to the longest of their pass, and equal prompts are passed once.
             if new_rows and max_prompt_tokens * len(prompt_keys) > MAX_PREFILL_TOKENS:
                 break
             max_length = max(max_length, first_row.max_length)
@@ -151,6 +156,7 @@ class Sampler:
 
     def _free_slots(self, slots: Iterable[int]) -> None:
         """Free slots; the last sequences move into them."""
+        # From the last slot on, so that no slot is filled with a sequence that is freed next.
         for slot in sorted(slots, reverse=True):
             last_slot = len(self._rows) - 1
             if slot != last_slot:
@@ -168,13 +174,13 @@ class Sampler:
         self._assignments = self._settings = self._inspected_slots = None
 
     # --- prompts
-    # ----------------------------------------------------------------------------------------------------------
 
     def _prefill(self, new_rows: list[BatchRow]) -> None:
         """Pass the prompts of new sequences through the model and choose their first tokens.
 
         Sequences that have not ended get slots.
         """
+        # Sequences that share their prompt share its pass through the model too.
         prompt_index_by_key: dict[tuple[int, tuple[int, ...]], int] = {}
         prompt_indices = [
             prompt_index_by_key.setdefault(_make_prompt_key(row.job), len(prompt_index_by_key))
@@ -184,29 +190,19 @@ class Sampler:
             new_rows[prompt_indices.index(index)].job for index in range(len(prompt_index_by_key))
         ]
         lengths = [len(job.request.prompt) for job in jobs]
-        ids = torch.zeros(len(jobs), max(lengths), dtype=torch.long)
-        for index, job in enumerate(jobs):
-            ids[index, : lengths[index]] = torch.tensor(job.request.prompt)
-        self.base.lora_layers.use_for_sampling(
-            _assign_adapters([job.snapshot for job in jobs], self.base.device)
-        )
         prompt_cache = self.base.create_prompt_cache()
-        states = self.base.compute_states(ids.to(self.base.device), cache=prompt_cache)
+        states = self._compute_prompt_states(jobs, lengths, prompt_cache)
         for row, prompt_index in zip(new_rows, prompt_indices, strict=True):
             if row.index == 0 and row.job.request.prompt_logprobs_spec:
                 row.job.prompt_logprobs = self._compute_prompt_logprobs(
                     row.job, states[prompt_index, : lengths[prompt_index]]
                 )
+        row_lengths = [lengths[index] for index in prompt_indices]
         prompt_index = torch.tensor(prompt_indices, device=self.base.device)
-        last_states = states[
-            prompt_index,
-            torch.tensor([lengths[index] - 1 for index in prompt_indices], device=self.base.device),
-        ]
+        last_positions = torch.tensor(row_lengths, device=self.base.device) - 1
         start = len(self._rows)
         self._rows += new_rows
-        self._lengths = np.concatenate(
-            [self._lengths, [lengths[index] for index in prompt_indices]]
-        )
+        self._lengths = np.concatenate([self._lengths, row_lengths])
         self._state.fill_slots(start, new_rows)
         self._invalidate_step_inputs()
         # The output head may have an adapter too.
@@ -214,10 +210,24 @@ class Sampler:
             _assign_adapters([row.job.snapshot for row in new_rows], self.base.device)
         )
         ended_slots = self._choose_tokens(
-            self.base.compute_logits(last_states), slice(start, start + len(new_rows))
+            self.base.compute_logits(states[prompt_index, last_positions]),
+            slice(start, start + len(new_rows)),
         )
+        # Freeing moves the last sequences into the free slots, so the cache is filled before.
         self._store_prompt_cache(start, ended_slots, prompt_cache, prompt_index)
         self._free_slots(ended_slots)
+
+    def _compute_prompt_states(
+        self, jobs: list[SamplingJob], lengths: list[int], prompt_cache: Cache
+    ) -> torch.Tensor:
+        """Return the last layer's states of each prompt, shape (prompts, longest, hidden)."""
+        ids = torch.zeros(len(jobs), max(lengths), dtype=torch.long)
+        for index, job in enumerate(jobs):
+            ids[index, : lengths[index]] = torch.tensor(job.request.prompt)
+        self.base.lora_layers.use_for_sampling(
+            _assign_adapters([job.snapshot for job in jobs], self.base.device)
+        )
+        return self.base.compute_states(ids.to(self.base.device), cache=prompt_cache)
 
     def _store_prompt_cache(
         self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor
@@ -244,7 +254,6 @@ class Sampler:
         )
 
     # --- tokens
-    # -----------------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         num_rows = len(self._rows)
@@ -273,14 +282,11 @@ class Sampler:
         ended.
         """
         state = self._state
-        if self._settings is None or rows.start:
+        settings = self._settings
+        if settings is None or rows.start:
             settings = state.get_settings(rows)
-            if rows == slice(0, len(self._rows)):
-                self._settings = settings
-            else:
-                self._settings = None
-        else:
-            settings = self._settings
+            # Those of all rows hold until a row begins or ends.
+            self._settings = settings if rows == slice(0, len(self._rows)) else None
         state.draw_uniforms(self._rows)
         tokens, logprobs = choose_tokens(logits, state.get_uniforms(rows), settings)
         at_limit, stopped = state.append_tokens(rows, tokens, logprobs)
@@ -289,15 +295,11 @@ class Sampler:
         for slot in ended_slots.tolist():
             row = self._rows[slot]
             row_tokens, row_logprobs = state.get_generated(slot)
-            row.job.finish(
-                row.index,
-                SampledSequence(
-                    row_tokens,
-                    row_logprobs,
-                    bool(stopped[slot - rows.start]),
-                    _stack_top_logprobs(row),
-                ),
+            is_stopped = bool(stopped[slot - rows.start])
+            sequence = SampledSequence(
+                row_tokens, row_logprobs, is_stopped, _stack_top_logprobs(row)
             )
+            row.job.finish(row.index, sequence)
         return list(ended_slots.tolist())
 
     def _inspect_tokens(

@@ -73,6 +73,8 @@ class SlotState:
             self._has_new_rows = False
             self._grow(len(rows), max(num_needed, MIN_GROWTH), 0)
             for slot, row in enumerate(rows):
+                # A sequence always draws the same numbers in the same order, whatever else is in
+                # the batch, so a seed gives the same sample.
                 num_missing = min(row.max_new_tokens, self._token_capacity) - row.num_drawn
                 if num_missing > 0:
                     uniforms = torch.from_numpy(row.rng.random(num_missing))
@@ -114,6 +116,7 @@ class SlotState:
             .cpu()
             .numpy()
         )
+        # One transfer from the device for all three flags; each one would wait for the device.
         self._max_num_generated += int(flags[2].any())
         return flags[0], flags[1]
 

@@ -123,19 +123,16 @@ def check_sampling(base: BaseLanguageModel) -> None:
             _make_tokens(base, num_tokens, 7),
             _make_tokens(base, max(3, num_tokens // 3), 5),
         ]
-        expected = [
-            _take_last_logits(base.module(input_ids=sequence[None]).logits)
-            for sequence in sequences
-        ]
+        expected = [_compute_last_logits(base, sequence, None) for sequence in sequences]
         base.detect_separate_head(sequences[1])
         _compare_decoded(base, sequences, [None, None], expected, "of the base model")
         if base.module.dtype != torch.float32:
             return  # The effect of random adapters is smaller than the errors of bfloat16.
         adapters: list[LoraAdapter | None] = [_make_random_adapter(base, seed) for seed in (1, 2)]
-        expected = []
-        for sequence, adapter in zip(sequences, adapters, strict=True):
-            base.lora_layers.use_for_sampling([(None, adapter)])
-            expected.append(_take_last_logits(base.module(input_ids=sequence[None]).logits))
+        expected = [
+            _compute_last_logits(base, sequence, adapter)
+            for sequence, adapter in zip(sequences, adapters, strict=True)
+        ]
         _compare_decoded(base, sequences, adapters, expected, "with two adapters in one batch")
         base.lora_layers.clear_adapters()
 
@@ -259,6 +256,15 @@ def _compute_loss(base: BaseLanguageModel, tokens: torch.Tensor) -> torch.Tensor
 
 def _make_tokens(base: BaseLanguageModel, count: int, stride: int) -> torch.Tensor:
     return (torch.arange(1, count + 1, device=base.device) * stride) % base.vocab_size
+
+
+def _compute_last_logits(
+    base: BaseLanguageModel, sequence: torch.Tensor, adapter: LoraAdapter | None
+) -> torch.Tensor:
+    """Return the logits after a sequence from one pass of the model over all of it."""
+    if adapter is not None:
+        base.lora_layers.use_for_sampling([(None, adapter)])
+    return _take_last_logits(base.module(input_ids=sequence[None]).logits)
 
 
 def _take_last_logits(logits: torch.Tensor) -> torch.Tensor:

@@ -230,12 +230,7 @@ class TrainingModel:
         Raises:
             EngineRequestError: The adapter has other layers or sizes; nothing is changed then.
         """
-        own_shapes = {
-            path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in self.factors.items()
-        }
-        if {
-            path: (tuple(a.shape), tuple(b.shape)) for path, (a, b) in factors.items()
-        } != own_shapes:
+        if _get_shapes(factors) != _get_shapes(self.factors):
             raise EngineRequestError(
                 f"{source} has other layers or another rank than the model, whose rank is "
                 f"{self.spec.rank}"
@@ -246,17 +241,20 @@ class TrainingModel:
         self._gradient.zero_()
         self._optimizer = self._create_optimizer()
         if optimizer_state:
-            if (
-                set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"}
-                or optimizer_state["exp_avg"].shape != self._flat_parameters.shape
-            ):
-                raise EngineRequestError(
-                    f"{source} has the optimizer state of another engine "
-                    f"({sorted(optimizer_state)[:3]}); load it without the optimizer"
-                )
-            self._optimizer.load_state_dict(
-                {**self._optimizer.state_dict(), "state": {0: optimizer_state}}
+            self._load_optimizer_state(optimizer_state, source)
+
+    def _load_optimizer_state(self, optimizer_state: dict[str, torch.Tensor], source: str) -> None:
+        if (
+            set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"}
+            or optimizer_state["exp_avg"].shape != self._flat_parameters.shape
+        ):
+            raise EngineRequestError(
+                f"{source} has the optimizer state of another engine "
+                f"({sorted(optimizer_state)[:3]}); load it without the optimizer"
             )
+        self._optimizer.load_state_dict(
+            {**self._optimizer.state_dict(), "state": {0: optimizer_state}}
+        )
 
 
 class TargetLogprobs(torch.autograd.Function):
@@ -386,3 +384,7 @@ def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:
             )
         settings[key] = float(value)
     return settings
+
+
+def _get_shapes(factors: lora.Factors) -> dict[str, tuple[torch.Size, torch.Size]]:
+    return {path: (a.shape, b.shape) for path, (a, b) in factors.items()}

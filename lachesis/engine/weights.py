@@ -105,18 +105,7 @@ class WeightsStore:
             raise EngineRequestError(f"{path} already exists; choose another name, or overwrite it")
         temporary = folder.with_name(f".{uuid.uuid4().hex}")
         try:
-            temporary.mkdir(parents=True)
-            save_file(tensors, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-            (temporary / "adapter_config.json").write_text(json.dumps(adapter_config, indent=2))
-            if optimizer is not None:
-                save_file(optimizer, temporary / "optimizer.safetensors")
-            size = sum(file.stat().st_size for file in temporary.iterdir())
-            checkpoint_record = {
-                **checkpoint_record,
-                "time": datetime.now(UTC).isoformat(),
-                "size_bytes": size,
-            }
-            (temporary / "checkpoint.json").write_text(json.dumps(checkpoint_record, indent=2))
+            size = _write_files(temporary, tensors, adapter_config, checkpoint_record, optimizer)
             _flush_to_disk(temporary)
             _replace_folder(temporary, folder)
         except (OSError, SafetensorError) as error:
@@ -303,3 +292,26 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:6]}")
     temporary.write_text(json.dumps(content, indent=2))
     os.replace(temporary, path)
+
+
+def _write_files(
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    adapter_config: dict[str, Any],
+    checkpoint_record: dict[str, Any],
+    optimizer: dict[str, torch.Tensor] | None,
+) -> int:
+    """Write the files of a checkpoint, its record last, and return their size without the record."""
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_config, indent=2))
+    if optimizer is not None:
+        save_file(optimizer, folder / "optimizer.safetensors")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    checkpoint_record = {
+        **checkpoint_record,
+        "time": datetime.now(UTC).isoformat(),
+        "size_bytes": size,
+    }
+    (folder / "checkpoint.json").write_text(json.dumps(checkpoint_record, indent=2))
+    return size

@@ -69,6 +69,19 @@ def main() -> None:
         _run_environment_file(command, file, sys.argv[3:])
 
 
+def _prepare_training(inference_server: tuple[str, str] | None) -> None:
+    """Install what an environment needs that makes rollouts for a run."""
+    name = os.environ.get("LACHESIS_ENVIRONMENT", "")
+    if name:
+        atropos_patches.label_groups(name)
+    evaluation_client = None
+    if inference_server:
+        evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
+    _instrument_environment(
+        Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), evaluation_client
+    )
+
+
 def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     """Run the file as a program with its own command line."""
     rollout_counters = None
@@ -80,18 +93,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
             json.loads(Path(options.pop(0)).read_text())
         )
     elif os.environ.get("LACHESIS_TALLY"):
-        name = os.environ.get("LACHESIS_ENVIRONMENT", "")
-        if name:
-            atropos_patches.label_groups(name)
-        if inference_server:
-            evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
-        else:
-            evaluation_client = None
-        _instrument_environment(
-            Path(os.environ["LACHESIS_TALLY"]),
-            Path(os.environ["LACHESIS_CURSOR"]),
-            evaluation_client,
-        )
+        _prepare_training(inference_server)
     sys.argv = [str(file), *options]
     try:
         module = fingerprint.get_module_name(file)

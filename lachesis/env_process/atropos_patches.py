@@ -53,7 +53,7 @@ def restore_template_default() -> None:
     original = PreTrainedTokenizerBase.apply_chat_template
 
     @functools.wraps(original)
-    def apply_chat_template(self: PreTrainedTokenizerBase, *args: Any, **options: Any) -> Any:
+    def apply_chat_template(self: PreTrainedTokenizerBase, *args: object, **options: object) -> Any:
         options.setdefault("return_dict", False)
         return original(self, *args, **options)
 
@@ -73,7 +73,7 @@ def ignore_slurm() -> None:
     signature = inspect.signature(original_init)
 
     @functools.wraps(original_init)
-    def without_slurm(*values: Any, **options: Any) -> None:
+    def without_slurm(*values: object, **options: object) -> None:
         bound = signature.bind(*values, **options)
         bound.arguments["slurm"] = False
         original_init(*bound.args, **bound.kwargs)

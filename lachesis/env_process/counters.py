@@ -92,7 +92,7 @@ class RolloutCounters:
             f"{kind}_since": min(start_times.values(), default=None)
             for kind, start_times in self.in_progress.items()
         }
-        process_fields = {
+        process_fields: Json = {
             "errors": self.errors,
             "zeros": self.zero_reasons,
             "group_at": self.last_group_at,
@@ -100,16 +100,15 @@ class RolloutCounters:
             "at": time.time(),
         }
         if self.per_group is not None:
-            inference_test_fields = {"per_group": self.per_group, "failure": self.failure}
-        else:
-            inference_test_fields = {}
-        return {
-            **self.counts,
-            **in_progress_counts,
-            **oldest_start_times,
-            **process_fields,
-            **inference_test_fields,
-        }
+            process_fields |= {"per_group": self.per_group, "failure": self.failure}
+        return {**self.counts, **in_progress_counts, **oldest_start_times, **process_fields}
+
+    def append_group(self, counts_before: dict[str, float], seconds: float) -> None:
+        """Add what a group has taken to `per_group`, if that is a list."""
+        if self.per_group is None:
+            return
+        group_counts = {key: self.counts[key] - counts_before[key] for key in GROUP_KEYS}
+        self.per_group.append({**group_counts, "seconds": round(seconds, 3)})
 
     def write(self) -> None:
         """Replace the file with the current counts."""
@@ -155,40 +154,45 @@ def install_rollout_counters(
     groups before and none raised, because the items are used up, else with an error.
     """
     get_item, collect = cls.get_next_item, cls.collect_trajectories
-    group_counter = _GroupCounter(counters, max_unusable_groups)
+    work_counter = _WorkCounter(counters, max_unusable_groups)
 
     @functools.wraps(get_item)
     async def get_next_item(self: BaseEnv) -> Any:
-        if group_counter.is_exhausted:
-            return None
-        try:
-            with counters.track_in_progress("item"):
-                item = await get_item(self)
-        except Exception as error:
-            counters.count_exception(error, prefix="get_next_item() raised ")
-            if max_unusable_groups is None or not counters.counts["items"]:
-                raise
-            return None  # A data set that ends with an exception has fewer items than the test.
-        counters.counts["items"] += item is not None
-        return item
+        return await work_counter.count_item(lambda: get_item(self))
 
     @functools.wraps(collect)
     async def collect_trajectories(self: BaseEnv, item: Item) -> Any:
-        return await group_counter.count(lambda: collect(self, item), self.config.group_size)
+        return await work_counter.count_group(lambda: collect(self, item), self.config.group_size)
 
     cls.get_next_item, cls.collect_trajectories = get_next_item, collect_trajectories
     _install_dropped_counter(counters, cls)
 
 
-class _GroupCounter:
-    """Count the groups that an environment makes, and notice when it makes no usable ones."""
+class _WorkCounter:
+    """Count the items and groups of an environment, and notice when it makes no usable ones."""
 
     def __init__(self, counters: RolloutCounters, max_unusable_groups: int | None) -> None:
         self.counters, self.max_unusable_groups = counters, max_unusable_groups
         self.num_unusable_in_a_row = 0
         self.is_exhausted = False
 
-    async def count(self, collect: CollectGroup, group_size: int) -> tuple[Any, list[Any]]:
+    async def count_item(self, get_item: Callable[[], Awaitable[Any]]) -> Any:
+        """Get an item and count it; return None once the items are used up."""
+        counters = self.counters
+        if self.is_exhausted:
+            return None
+        try:
+            with counters.track_in_progress("item"):
+                item = await get_item()
+        except Exception as error:
+            counters.count_exception(error, prefix="get_next_item() raised ")
+            if self.max_unusable_groups is None or not counters.counts["items"]:
+                raise
+            return None  # A data set that ends with an exception has fewer items than the test.
+        counters.counts["items"] += item is not None
+        return item
+
+    async def count_group(self, collect: CollectGroup, group_size: int) -> tuple[Any, list[Any]]:
         """Make a group and count it; return what `collect` has returned, without unusable rollouts.
 
         Raises:
@@ -213,10 +217,8 @@ class _GroupCounter:
                 raise
         problem = problem or _find_failed_request(group)
         group = _count_group(counters, group, problem, group_size)
-        if group and counters.per_group is not None:
-            group_counts = {key: counters.counts[key] - counts_before[key] for key in GROUP_KEYS}
-            seconds = round(time.monotonic() - started, 3)
-            counters.per_group.append({**group_counts, "seconds": seconds})
+        if group:
+            counters.append_group(counts_before, time.monotonic() - started)
         counters.write()
         self._check_usable(has_group=bool(group))
         return group, backlog
@@ -257,7 +259,7 @@ def _install_dropped_counter(counters: RolloutCounters, cls: type[BaseEnv]) -> N
 
     @functools.wraps(handle_send)
     async def handle_send_to_api(
-        self: BaseEnv, scored_data: ScoredDataGroup, *values: Any, **options: Any
+        self: BaseEnv, scored_data: ScoredDataGroup, *values: object, **options: object
     ) -> Any:
         token = sent_sizes.set([])
         try:

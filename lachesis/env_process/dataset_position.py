@@ -104,7 +104,7 @@ def _install_group_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> No
     done_flag: contextvars.ContextVar[list[bool]] = contextvars.ContextVar("counted")
 
     @functools.wraps(handle)
-    async def handle_env(self: BaseEnv, *values: Any, **options: Any) -> Any:
+    async def handle_env(self: BaseEnv, *values: object, **options: object) -> Any:
         flag: list[bool] = []
         token = done_flag.set(flag)
         try:

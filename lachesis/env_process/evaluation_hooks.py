@@ -79,7 +79,7 @@ class EvaluationRun:
         else:
             self.prompts.add(prompt)
 
-    def record_answer(self, options: Mapping[str, Any], response: Any) -> None:
+    def record_answer(self, options: Mapping[str, Any], response: object) -> None:
         """Record an answer of the run's own model, by which a later turn in raw text is recognised."""
         prompt = _get_prompt(options)
         if isinstance(prompt, str):
@@ -187,7 +187,7 @@ def _install_result_recorder() -> None:
 
     @functools.wraps(original)
     async def evaluate_log(
-        self: BaseEnv, metrics: dict[str, Any], *values: Any, **options: Any
+        self: BaseEnv, metrics: dict[str, Any], *values: object, **options: object
     ) -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics

@@ -210,7 +210,7 @@ async def _find_items(env: BaseEnv, prompts: list[str]) -> dict[str, Any]:
     return items_by_prompt
 
 
-def _list_texts(value: Any) -> list[str]:
+def _list_texts(value: object) -> list[str]:
     """Return every text in an item, however nested."""
     if isinstance(value, str):
         return [value.strip()]

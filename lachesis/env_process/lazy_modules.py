@@ -70,7 +70,7 @@ def load_tokenizers_without_torch() -> None:
     load = AutoTokenizer.from_pretrained
 
     @functools.wraps(load)
-    def from_pretrained(*values: Any, **options: Any) -> Any:
+    def from_pretrained(*values: object, **options: object) -> Any:
         if type(sys.modules.get("torch")) is not LazyModule:
             return load(*values, **options)
         is_available = configuration_utils.is_torch_available

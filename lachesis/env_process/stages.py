@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 STAGE_NAMES = ("import", "config", "dataset", "model-free check")
 MAX_ITEMS = 16
+# Maximum number of items whose fault the check without a model reports.
+MAX_ITEM_FAULTS = 3
 # Parts of a reward may add up to slightly less than the whole.
 RELATIVE_TOLERANCE = 1e-9
 
@@ -132,16 +134,11 @@ async def _read_items(state: Json) -> Json:
     if not items:
         raise StageFailed("the data set is empty: the first get_next_item() returned None")
     state["items"] = items
+    result = {"items": len(items), "distinct": len({repr(item) for item in items})}
     count_answers = getattr(env, "evaluation_answers", None)
     if callable(count_answers):
-        evaluation_fields = {"evaluation_answers": int(count_answers())}
-    else:
-        evaluation_fields = {}
-    return {
-        "items": len(items),
-        "distinct": len({repr(item) for item in items}),
-        **evaluation_fields,
-    }
+        result["evaluation_answers"] = int(count_answers())
+    return result
 
 
 async def _check_without_model(state: Json) -> Json:
@@ -159,31 +156,28 @@ async def _check_without_model(state: Json) -> Json:
     faults: list[str] = []
     num_gold_right = num_corrupt_wrong = 0
     for item in state["items"]:
-        gold_answer, corrupt_answer = (
-            await _await_if_needed(env.gold(item)),
-            await _await_if_needed(env.corrupt(item)),
-        )
-        gold_score, corrupt_score = (
-            await _score_answer(env, item, gold_answer),
-            await _score_answer(env, item, corrupt_answer),
-        )
+        gold_answer = await _await_if_needed(env.gold(item))
+        corrupt_answer = await _await_if_needed(env.corrupt(item))
+        gold_score = await _score_answer(env, item, gold_answer)
+        corrupt_score = await _score_answer(env, item, corrupt_answer)
         num_gold_right += _is_right(env, gold_score)
         num_corrupt_wrong += corrupt_score < gold_score
-        if not _is_right(env, gold_score) and len(faults) < 3:
+        if len(faults) >= MAX_ITEM_FAULTS:
+            continue
+        if not _is_right(env, gold_score):
             faults.append(
                 f"gold() returned {gold_answer!r} for {item!r}, which scores {gold_score}; it must "
                 f"return a right answer"[:300]
             )
-        elif corrupt_score >= gold_score and len(faults) < 3:
+        elif corrupt_score >= gold_score:
             fault = (
                 f"corrupt() returned {corrupt_answer!r}, which scores {corrupt_score}, and gold() "
                 f"{gold_answer!r}, which scores {gold_score}, for {item!r}"
             )
             faults.append(f"{fault[:240]}; the answer of corrupt() must score less")
-    num_items = len(state["items"])
     return {
         "offered": True,
-        "items": num_items,
+        "items": len(state["items"]),
         "gold_right": num_gold_right,
         "corrupt_wrong": num_corrupt_wrong,
         "faults": faults,
@@ -215,7 +209,7 @@ def _is_right(env: BaseEnv, score: float) -> bool:
     return bool(score >= env.solved * (1 - RELATIVE_TOLERANCE))
 
 
-async def _await_if_needed(value: Any) -> Any:
+async def _await_if_needed(value: object) -> Any:
     if inspect.isawaitable(value):
         return await value
     return value

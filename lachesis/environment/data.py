@@ -34,37 +34,41 @@ def rows(
         DatasetError: The source does not exist, or no usable row is left.
     """
     file = Path(source).expanduser()
-    is_local = file.suffix in (".jsonl", ".json", ".ndjson")
-    source_rows: Iterable[Any] = (
-        _read_json_rows(file) if is_local else _load_from_hub(str(source), subset, split)
-    )
+    source_rows: Iterable[Any]
+    if file.suffix in (".jsonl", ".json", ".ndjson"):
+        source_rows = _read_json_rows(file)
+    else:
+        source_rows = _load_from_hub(str(source), subset, split)
     usable_rows: list[Item] = []
     problem_counts: Counter[str] = Counter()
     for number, row in enumerate(source_rows, 1):
         problem = _find_problem(row, needed)
         if problem is None:
             usable_rows.append(row)
-        else:
-            problem_counts[problem] += 1
-            if problem_counts.total() <= MAX_LOGGED_ROWS:
-                log.warning("%s, row %d is left out: %s", source, number, problem)
+            continue
+        problem_counts[problem] += 1
+        if problem_counts.total() <= MAX_LOGGED_ROWS:
+            log.warning("%s, row %d is left out: %s", source, number, problem)
     if problem_counts:
-        summary = ", ".join(
-            f"{count} {problem}" for problem, count in problem_counts.most_common(5)
-        )
-        log.warning(
-            "%s: %d of %d rows are left out: %s",
-            source,
-            problem_counts.total(),
-            problem_counts.total() + len(usable_rows),
-            summary,
-        )
+        _log_omitted_rows(source, problem_counts, num_usable=len(usable_rows))
     if not usable_rows:
         reason = ", ".join(problem_counts) or "it is empty"
         raise DatasetError(
             f"{source} has no usable row ({reason}); each row needs {', '.join(needed)}"
         )
     return usable_rows
+
+
+def _log_omitted_rows(source: str | Path, problem_counts: Counter[str], *, num_usable: int) -> None:
+    num_omitted = problem_counts.total()
+    summary = ", ".join(f"{count} {problem}" for problem, count in problem_counts.most_common(5))
+    log.warning(
+        "%s: %d of %d rows are left out: %s",
+        source,
+        num_omitted,
+        num_omitted + num_usable,
+        summary,
+    )
 
 
 def _read_json_rows(file: Path) -> Iterable[Any]:
@@ -98,7 +102,7 @@ def _load_from_hub(name: str, subset: str | None, split: str) -> Iterable[Any]:
         ) from error
 
 
-def _find_problem(row: Any, needed: Sequence[str]) -> str | None:
+def _find_problem(row: object, needed: Sequence[str]) -> str | None:
     if not isinstance(row, dict):
         return "is not a JSON object"
     for name in needed:
@@ -156,22 +160,17 @@ def split_items(
             f"the data set has {len(distinct_hashes)} different items; needed: at least one to "
             "train on and one to hold out"
         )
+    # A hash is a number that is evenly distributed below 2**256. One item is always held out, and
+    # one never.
+    limit = held_out_share * 2**256
     held_out_hashes = {
-        question_hash
-        for question_hash in distinct_hashes[:-1]
-        if int(question_hash, 16) < held_out_share * 2**256
-    } or {distinct_hashes[0]}
-    held_out = list(
-        {
-            question_hash: item
-            for question_hash, item in hashed_items
-            if question_hash in held_out_hashes
-        }.values()
-    )
-    return DatasetSplit(
-        [item for question_hash, item in hashed_items if question_hash not in held_out_hashes],
-        held_out[:max_held_out],
-    )
+        item_hash for item_hash in distinct_hashes[:-1] if int(item_hash, 16) < limit
+    }
+    held_out_hashes = held_out_hashes or {distinct_hashes[0]}
+    train = [item for item_hash, item in hashed_items if item_hash not in held_out_hashes]
+    # An item that occurs twice is evaluated once.
+    held_out = {item_hash: item for item_hash, item in hashed_items if item_hash in held_out_hashes}
+    return DatasetSplit(train, list(held_out.values())[:max_held_out])
 
 
 def build_given_split(

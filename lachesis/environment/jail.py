@@ -160,8 +160,26 @@ def _filter_system_calls() -> None:
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(ENOSYS, os.strerror(ENOSYS), f"no filter for {machine}")
+    instructions = _make_filter(machine)
+    packed = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
+    )
+    # The kernel reads a length, padding to the size of a pointer, and the instructions' address.
+    program = ctypes.create_string_buffer(
+        struct.pack("@HxxxxxxP", len(instructions), ctypes.addressof(packed))
+    )
+    _check_result("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
+
+
+def _make_filter(machine: str) -> list[tuple[int, int, int, int]]:
+    """Return the program of the filter in BPF.
+
+    An instruction is an operation, how many instructions to skip if it is true and if it is false,
+    and an operand.
+    """
     column = list(ARCHITECTURES).index(machine)
     numbers = [pair[column] for pair in ALLOWED.values() if pair[column] >= 0]
+    # A call of another architecture (x32, i386) would have other numbers, so it fails first.
     instructions = [
         (LOAD, 0, 0, 4),
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -187,14 +205,7 @@ def _filter_system_calls() -> None:
         for command in commands:
             instructions += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
         instructions += [(RETURN, 0, 0, FAIL | EPERM)]
-    instructions += [(RETURN, 0, 0, FAIL | EPERM)]
-    packed = ctypes.create_string_buffer(
-        b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
-    )
-    program = ctypes.create_string_buffer(
-        struct.pack("@HxxxxxxP", len(instructions), ctypes.addressof(packed))
-    )
-    _check_result("seccomp", LIBC.prctl(SET_SECCOMP, FILTER, program, 0, 0))
+    return [*instructions, (RETURN, 0, 0, FAIL | EPERM)]
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def to_outcome(value: Any) -> Outcome:
     return build_invalid(f"the score is {_describe_value(value)}")
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value}"
     if value is None:

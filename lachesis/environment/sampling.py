@@ -81,20 +81,17 @@ async def sample(
     if isinstance(server.servers[0], OpenAIServer):
         with timeouts.pause_timeout():
             return await _sample_texts(server, messages, count, max_tokens, temperature, split)
-    if prompt is not None:
-        ids = prompt
-    else:
-        ids = encode_first_prompt(tokenizer, messages)
-    max_new_tokens = max_total_tokens - len(ids) - 1
-    if max_total_tokens > 0 and max_new_tokens < 1:
-        raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens; max_token_length is {max_total_tokens}"
-        )
+    ids = encode_first_prompt(tokenizer, messages) if prompt is None else prompt
+    max_tokens = _limit_new_tokens(max_tokens, len(ids), max_total_tokens)
     with timeouts.pause_timeout():
         _, tokens_G, logprobs_G, finish_reasons_G = await server.tokens_and_logprobs_completion(
-            prompt="", input_ids=ids, n=count, temperature=temperature, split=split,
-            max_tokens=min(max_tokens, max_new_tokens) if max_total_tokens > 0 else max_tokens,
-        )  # fmt: skip
+            prompt="",
+            input_ids=ids,
+            n=count,
+            temperature=temperature,
+            split=split,
+            max_tokens=max_tokens,
+        )
     if len(tokens_G) != count:
         raise RuntimeError(f"the server returned {len(tokens_G)} samples; requested: {count}")
     return [
@@ -107,6 +104,19 @@ async def sample(
         )
         for tokens, logprobs, reason in zip(tokens_G, logprobs_G, finish_reasons_G, strict=True)
     ]
+
+
+def _limit_new_tokens(max_tokens: int, num_prompt_tokens: int, max_total_tokens: int) -> int:
+    """Return how many tokens an answer may have beside its prompt."""
+    if max_total_tokens <= 0:
+        return max_tokens
+    # Atropos skips groups with a rollout of exactly the maximum length, so one token stays free.
+    max_new_tokens = max_total_tokens - num_prompt_tokens - 1
+    if max_new_tokens < 1:
+        raise PromptTooLongError(
+            f"the prompt has {num_prompt_tokens} tokens; max_token_length is {max_total_tokens}"
+        )
+    return min(max_tokens, max_new_tokens)
 
 
 def encode_first_prompt(
@@ -140,13 +150,9 @@ def encode_turn_boundary(
         new_messages: The messages after the answer.
         has_eos: Whether the model has generated its end-of-turn token itself.
     """
-    messages_with_placeholder = [
-        *messages[:-1],
-        {"role": "assistant", "content": ANSWER_PLACEHOLDER},
-        *new_messages,
-    ]
+    answer = {"role": "assistant", "content": ANSWER_PLACEHOLDER}
     text = tokenizer.apply_chat_template(
-        messages_with_placeholder,
+        [*messages[:-1], answer, *new_messages],
         chat_template=get_chat_template(tokenizer),
         add_generation_prompt=True,
         tokenize=False,
@@ -164,7 +170,7 @@ def get_chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 async def _sample_texts(
     server: ServerManager,
-    messages: Any,
+    messages: object,
     count: int,
     max_tokens: int,
     temperature: float,
@@ -191,7 +197,7 @@ async def _sample_texts(
     ]
 
 
-def _read_finish_reason(finish_reason: Any) -> str:
+def _read_finish_reason(finish_reason: object) -> str:
     return str(
         finish_reason.get("type", "stop") if isinstance(finish_reason, dict) else finish_reason
     )

@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lachesis.environment import jail, timeouts
 from lachesis.environment.outcome import Invalid
@@ -146,14 +146,7 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
     finished = asyncio.gather(*readers, child.wait())
     end_reason: Ending = "ended"
     try:
-        while (
-            remaining_s := limits.seconds
-            + _read_cpu_wait_s(child.pid)
-            - (time.monotonic() - started)
-        ) > 0 and not finished.done():
-            await asyncio.wait({finished}, timeout=remaining_s)
-            if time.monotonic() - started > MAX_CPU_WAIT_FACTOR * limits.seconds:
-                raise Invalid("this machine had no time for the program")
+        await _wait_within_limit(finished, child.pid, limits)
         if finished.done():
             finished.result()
         else:
@@ -178,6 +171,19 @@ async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> Sa
     return SandboxResult(
         end_reason, code if code is not None else -signal.SIGKILL, texts[0], texts[1], duration_s
     )
+
+
+async def _wait_within_limit(finished: asyncio.Future[Any], pid: int, limits: Limits) -> None:
+    """Wait for the end of a program; the time in which it had no processor does not count."""
+    started = time.monotonic()
+    while not finished.done():
+        elapsed_s = time.monotonic() - started
+        remaining_s = limits.seconds + _read_cpu_wait_s(pid) - elapsed_s
+        if remaining_s <= 0:
+            return
+        await asyncio.wait({finished}, timeout=remaining_s)
+        if time.monotonic() - started > MAX_CPU_WAIT_FACTOR * limits.seconds:
+            raise Invalid("this machine had no time for the program")
 
 
 def _read_cpu_wait_s(pid: int) -> float:

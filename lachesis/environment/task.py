@@ -228,7 +228,7 @@ class TaskEnv(BaseEnv):
         self._train_outcomes += [rollout.outcome for rollout in rollouts]
         return build_scored_group(rollouts, with_messages=self.config.include_messages), []
 
-    async def evaluate(self, *args: Any, **options: Any) -> None:
+    async def evaluate(self, *args: object, **options: object) -> None:
         """Evaluate the model on the held-out items, which are the same each time."""
         started = time.time()
         metrics, samples = await evaluation.evaluate_held_out(self)
@@ -299,7 +299,7 @@ class TaskEnv(BaseEnv):
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             rollout.outcome = outcome
 
-    async def score_safely(self, scoring: Callable[..., Any], *values: Any) -> Outcome:
+    async def score_safely(self, scoring: Callable[..., Any], *values: object) -> Outcome:
         """Return the outcome of a scoring function, even if it raises, hangs, or returns no score."""
         (value,) = await self._verifier.score_all(scoring, [values])
         return to_outcome(value)

@@ -45,6 +45,8 @@ from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# What is known of a conversation that was given up after its time limit.
+GIVEN_UP_STATE = {"trajectory": [], "completion": (), "timed_out": True, "given_up": True}
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 # The errors that reward functions raised while the current rollout was scored.
 reward_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
@@ -93,19 +95,12 @@ class VerifiersEnv(TaskEnv):
                         dict(item), client, self.config.tokenizer_name, arguments
                     )
             except Invalid:
-                return {
-                    "trajectory": [],
-                    "prompt": item["prompt"],
-                    "completion": (),
-                    "timed_out": True,
-                    "given_up": True,
-                }
+                return {**GIVEN_UP_STATE, "prompt": item["prompt"]}
 
         states = await asyncio.gather(*(conversation() for _ in range(count)))
         scored_rollouts = [_build_rollout_of_state(state, self.tokenizer) for state in states]
-        for rollout, outcome in zip(
-            scored_rollouts, await self._collect_outcomes(states), strict=True
-        ):
+        outcomes = await self._collect_outcomes(states)
+        for rollout, outcome in zip(scored_rollouts, outcomes, strict=True):
             rollout.outcome = outcome
         return scored_rollouts
 
@@ -215,7 +210,7 @@ class VerifiersClient(Client):
                 return [*last["tokens"]["prompt_ids"], *sampled, *boundary_ids]
         return encode_first_prompt(tokenizer, _add_tools(tokenizer, messages, tools))
 
-    async def _not_supported(self, *values: Any, **options: Any) -> Any:
+    async def _not_supported(self, *values: object, **options: object) -> Any:
         raise NotImplementedError("only get_response() is supported")
 
     setup_client = to_native_tool = to_native_prompt = get_native_response = _not_supported
@@ -320,7 +315,31 @@ def _build_rollout_of_state(state: Any, tokenizer: PreTrainedTokenizerBase) -> R
 
     That is usually the whole conversation.
     """
-    steps = [step for step in state["trajectory"] if step["tokens"] is not None]
+    tokens, masks, logprobs = _join_steps(
+        [step for step in state["trajectory"] if step["tokens"] is not None]
+    )
+    if not tokens:  # The model has not answered.
+        tokens = encode_first_prompt(
+            tokenizer, [_to_message(message) for message in state["prompt"]]
+        )
+        masks, logprobs = [-100] * len(tokens), [1.0] * len(tokens)
+    messages = [
+        _to_message(message) for message in [*state["prompt"], *(state["completion"] or ())]
+    ]
+    answers = [message["content"] for message in messages if message["role"] == "assistant"]
+    return Rollout(
+        tokens=tokens,
+        masks=masks,
+        logprobs=logprobs,
+        answer=answers[-1] if answers else "",
+        messages=messages,
+        truncated=bool(state.get("is_truncated")),
+        sampled_tokens=sum(mask != -100 for mask in masks),
+    )
+
+
+def _join_steps(steps: list[Any]) -> tuple[list[int], list[int], list[float]]:
+    """Return the tokens, masks and log-probabilities of the last steps that extend each other."""
     first = len(steps) - 1
     while first > 0 and _extends(steps[first - 1], steps[first]):
         first -= 1
@@ -332,31 +351,9 @@ def _build_rollout_of_state(state: Any, tokenizer: PreTrainedTokenizerBase) -> R
         num_new = len(step_tokens["prompt_ids"]) - len(tokens)
         tokens = [*step_tokens["prompt_ids"], *step_tokens["completion_ids"]]
         masks += [*[-100] * num_new, *step_tokens["completion_ids"]]
+        # Atropos marks the log-probability of a token that was not sampled by 1.0.
         logprobs += [*[1.0] * num_new, *step_tokens["completion_logprobs"]]
-    if not tokens:  # The model has not answered.
-        tokens = encode_first_prompt(
-            tokenizer, [_to_message(message) for message in state["prompt"]]
-        )
-        masks, logprobs = [-100] * len(tokens), [1.0] * len(tokens)
-    messages = [
-        _to_message(message) for message in [*state["prompt"], *(state["completion"] or ())]
-    ]
-    return Rollout(
-        tokens=tokens,
-        masks=masks,
-        logprobs=logprobs,
-        answer=next(
-            (
-                message["content"]
-                for message in reversed(messages)
-                if message["role"] == "assistant"
-            ),
-            "",
-        ),
-        messages=messages,
-        truncated=bool(state.get("is_truncated")),
-        sampled_tokens=sum(mask != -100 for mask in masks),
-    )
+    return tokens, masks, logprobs
 
 
 def _extends(step: Any, later: Any) -> bool:

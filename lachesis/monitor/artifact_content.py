@@ -21,7 +21,7 @@ TAIL_LINES, MAX_HELD_OUT_ROWS = 8, 12
 
 def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
     """Return the report of a run as Markdown: health, learning curve, last numbers, and log tails."""
-    record, observation = watched.record, watched.observation
+    record = watched.record
     lines = [
         f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}",
         "",
@@ -40,29 +40,24 @@ def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
         [name, last_step[name]] for name in KEY_METRICS if last_step.get(name) is not None
     ]
     if metric_rows:
-        lines += [
-            "",
-            f"## Step {last_step['step']} of {record.total_steps}",
-            "",
-            *render_table(["metric", "value"], metric_rows),
-        ]
+        title = f"## Step {last_step['step']} of {record.total_steps}"
+        lines += ["", title, "", *render_table(["metric", "value"], metric_rows)]
     if watched.budget_shares:
         rows = [[name, f"{share:.1%}"] for name, share in watched.budget_shares.items()]
         lines += ["", "## Budget", "", *render_table(["of", "used"], rows)]
     lines += ["", format_wandb_line(watched)]
     for service in record.services:
-        log_tail = read_last_lines(observation.run_dir.get_log_file(service), TAIL_LINES).replace(
-            "```", "'''"
-        )
-        lines += [
-            "",
-            f"### {shorten_service_name(service)}: {observation.process_states.get(service, '')}",
-            "",
-            "```text",
-            log_tail[-3000:],
-            "```",
-        ]
+        lines += _render_log_tail(watched, service)
     return "\n".join(lines)
+
+
+def _render_log_tail(watched: WatchedRun, service: str) -> list[str]:
+    observation = watched.observation
+    log_file = observation.run_dir.get_log_file(service)
+    # A log that holds three backticks would end the code block.
+    log_tail = read_last_lines(log_file, TAIL_LINES).replace("```", "'''")
+    title = f"### {shorten_service_name(service)}: {observation.process_states.get(service, '')}"
+    return ["", title, "", "```text", log_tail[-3000:], "```"]
 
 
 def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:

@@ -82,20 +82,15 @@ class Publisher:
         """
         record, steps = watched.record, MetricsFile(watched.observation.run_dir.metrics).read()
         steps_done = steps[-1]["step"] if steps else 0
-        content: dict[str, tuple[str, Any, str]] = {
-            "report": (
-                "markdown",
-                artifact_content.render_report(watched, _select_curve_steps(steps)),
-                "How the run learns, and its last words",
-            ),
-            "status": ("table", artifact_content.build_status_rows(watched), "The run's processes"),
-            "progress": (
-                "progress",
-                min(100.0, round(100 * steps_done / record.total_steps, 1)),
-                "Training steps",
-            ),
-        }
-        for name, (kind, data, caption) in content.items():
+        percent = min(100.0, round(100 * steps_done / record.total_steps, 1))
+        report = artifact_content.render_report(watched, _select_curve_steps(steps))
+        rows = artifact_content.build_status_rows(watched)
+        content: list[tuple[str, str, Any, str]] = [
+            ("report", "markdown", report, "How the run learns, and its last words"),
+            ("status", "table", rows, "The run's processes"),
+            ("progress", "progress", percent, "Training steps"),
+        ]
+        for name, kind, data, caption in content:
             artifact_id = watched.memory.artifacts.get(name)
             watched.memory.artifacts[name] = api.upsert_artifact(
                 record.flow_run_id,

@@ -61,21 +61,16 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
     """
     total, trend = history.facts.total_steps, history.trend
     rise = trend.estimate_rise()
-    if (
-        not total
-        or rise is None
-        or trend.last_step <= EARLY_RUN_SHARE * total
-        or trend.num_steps < WINDOW
-        or trend.risen_at is not None
-    ):
+    if not total or rise is None or rise.is_significant or trend.risen_at is not None:
+        return None
+    if trend.last_step <= EARLY_RUN_SHARE * total or trend.num_steps < WINDOW:
         return None
     level = statistics.fmean(trend.recent)
-    if level >= SOLVED_REWARD or rise.is_significant:
+    if level >= SOLVED_REWARD:
         return None
     max_rise = max(0.0, rise.compute_max_rise(total))
-    if trend.last_step < LATE_RUN_SHARE * total and max_rise > MIN_REWARD_RISE * max(
-        1.0, abs(level)
-    ):
+    may_still_rise = max_rise > MIN_REWARD_RISE * max(1.0, abs(level))
+    if may_still_rise and trend.last_step < LATE_RUN_SHARE * total:
         return None
     return Finding(
         word="not learning",

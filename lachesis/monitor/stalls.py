@@ -20,6 +20,23 @@ from lachesis.supervision.process import get_service_role
 STOPPED_STATES = ("stopped", "tracing-stop")
 PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
+AWAITED_RESULTS = {
+    "forward_backward": "the answer",
+    "optim_step": "the answer",
+    "sampler": "new sampling weights",
+    "checkpoint": "a save",
+}
+# What an environment waits for, the part that is to blame, and the explanation, by urgency.
+WAITING_TEXTS = (
+    ("request", "sampler", "{n} requests for samples are unanswered, the oldest for {age:.0f} s"),
+    ("item", "environment", "get_next_item() has not returned for {age:.0f} s"),
+    (
+        "group",
+        "environment",
+        "{n} groups are in progress and request no samples, the oldest for {age:.0f} s: its "
+        "scoring does not end",
+    ),
+)
 # Multiple of its usual duration after which a phase counts as stalled.
 MAX_PHASE_SLOWDOWN = 5.0
 SERVICE_TITLES = {
@@ -106,45 +123,32 @@ def _find_silent_service(observation: Observation, silent_since: dict[str, float
 def _find_slow_phase(observation: Observation) -> Stall | None:
     trainer_health = observation.trainer_health or {}
     phase, since = trainer_health.get("waiting_for"), trainer_health.get("since")
-    if (
-        phase not in PHASE_TIME_KEYS
-        or not isinstance(since, int | float)
-        or observation.observed_at - since < observation.limits.stall_after_s
-    ):
+    if phase not in PHASE_TIME_KEYS or not isinstance(since, int | float):
         return None
-    waiting_text = f"no batch for {observation.observed_at - since:.0f} s"
-    if (
-        phase == "rollouts"
-        and observation.environment_counts
-        and observation.observed_at - observation.environment_counts["at"]
-        > observation.limits.stall_after_s
-    ):
-        # the process writes its counts every two seconds, whatever it is waiting for
-        silent_s = observation.observed_at - observation.environment_counts["at"]
-        return _make_stall(
-            "environment",
-            observation.environment_counts["at"],
-            f"{waiting_text}; its process has shown no sign of life for {silent_s:.0f} s",
-        )
-    if observation.observed_at - since < _compute_patience_s(observation, phase):
+    waited_s = observation.observed_at - since
+    if waited_s < observation.limits.stall_after_s:
+        return None
+    waiting_text = f"no batch for {waited_s:.0f} s"
+    counts = observation.environment_counts
+    if phase == "rollouts" and counts:
+        # The process writes its counts every two seconds, whatever it is waiting for.
+        silent_s = observation.observed_at - counts["at"]
+        if silent_s > observation.limits.stall_after_s:
+            return _make_stall(
+                "environment",
+                counts["at"],
+                f"{waiting_text}; its process has shown no sign of life for {silent_s:.0f} s",
+            )
+    if waited_s < _compute_patience_s(observation, phase):
         return None
     if phase == "rollouts":
         return _explain_missing_batch(observation, since, waiting_text)
-    if observation.is_engine_alive is not None:
-        server_text = " of the engine"
-    else:
-        server_text = " of the Tinker server"
-    awaited = {
-        "forward_backward": "the answer",
-        "optim_step": "the answer",
-        "sampler": "new sampling weights",
-        "checkpoint": "a save",
-    }
+    server_name = "Tinker server" if observation.is_engine_alive is None else "engine"
     return _make_stall(
         phase,
         since,
-        f"the trainer has been waiting for {awaited[phase]}{server_text} for "
-        f"{observation.observed_at - since:.0f} s",
+        f"the trainer has been waiting for {AWAITED_RESULTS[phase]} of the {server_name} for "
+        f"{waited_s:.0f} s",
     )
 
 
@@ -164,28 +168,13 @@ def _compute_patience_s(observation: Observation, phase: str) -> float:
 
 def _explain_missing_batch(observation: Observation, since: float, waiting_text: str) -> Stall:
     """Return which part keeps a trainer waiting that waits for a batch."""
-    counts, max_wait_s = (
-        observation.environment_counts,
-        _compute_patience_s(observation, "rollouts"),
-    )
+    counts = observation.environment_counts
+    max_wait_s = _compute_patience_s(observation, "rollouts")
     if counts is None:
         return _make_stall(
             "environment", since, f"{waiting_text}; the environment has not reported anything yet"
         )
-    for kind, part, template in (
-        (
-            "request",
-            "sampler",
-            "{n} requests for samples are unanswered, the oldest for {age:.0f} s",
-        ),
-        ("item", "environment", "get_next_item() has not returned for {age:.0f} s"),
-        (
-            "group",
-            "environment",
-            "{n} groups are in progress and request no samples, the oldest for {age:.0f} s: its "
-            "scoring does not end",
-        ),
-    ):
+    for kind, part, template in WAITING_TEXTS:
         oldest_since = counts.get(f"{kind}_since")
         if oldest_since and observation.observed_at - oldest_since > max_wait_s:
             detail = template.format(
@@ -223,6 +212,13 @@ def _explain_missing_groups(
             f"{waiting_text}; it is the turn of {blocking_environment}, whose share no other "
             f"environment may fill",
         )
+    return _explain_unused_groups(counts, api_counts, since, waiting_text)
+
+
+def _explain_unused_groups(
+    counts: Json, api_counts: Json, since: float, waiting_text: str
+) -> Stall:
+    """Explain why groups that an environment makes do not become a batch."""
     queued = {**(api_counts.get("buffered") or {}), **(api_counts.get("queued") or {})}
     if queued:
         queued_text = ", ".join(f"{count} of {group_size}" for group_size, count in queued.items())
@@ -235,14 +231,10 @@ def _explain_missing_groups(
             f"{waiting_text}; the groups that wait ({queued_text} rollouts) do not fill one: "
             f"{requirement}",
         )
-    dropped = counts.get("dropped") or 0
-    if dropped:
-        drop_note = f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
-    else:
-        drop_note = ""
-    return _make_stall(
-        "rollouts", since, f"{waiting_text}, while the environment makes groups{drop_note}"
-    )
+    text = f"{waiting_text}, while the environment makes groups"
+    if dropped := counts.get("dropped"):
+        text += f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
+    return _make_stall("rollouts", since, text)
 
 
 def _make_stall(part: str, since: float, evidence: str) -> Stall:

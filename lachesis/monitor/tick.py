@@ -140,7 +140,6 @@ class Monitor:
         )
 
     # --- judge
-    # ------------------------------------------------------------------------------------------------------
 
     def _judge(self, observation: Observation) -> WatchedRun:
         memory = load_memory(observation.run_dir, observation.record)
@@ -169,7 +168,6 @@ class Monitor:
         )
 
     # --- act
-    # --------------------------------------------------------------------------------------------------------
 
     def _apply_policies(self, watched: WatchedRun) -> None:
         record, observation = watched.record, watched.observation
@@ -269,13 +267,12 @@ class Monitor:
             if watched.record.has_ended
         }
         for watched in ended_runs.values():
-            if not watched.observation.run_dir.is_alive():
-                watched.messages += [
-                    leftover.clean_up()
-                    for leftover in cleanup.find_run_leftovers(
-                        watched.observation.run_dir, watched.record
-                    )
-                ]
+            run_dir = watched.observation.run_dir
+            if not run_dir.is_alive():
+                run_leftovers = cleanup.find_run_leftovers(run_dir, watched.record)
+                watched.messages += [leftover.clean_up() for leftover in run_leftovers]
+        # A process is recognised by the mark of its folder in its environment, which children
+        # inherit.
         for path, processes in leftovers.find_processes(self.store.home).items():
             owner = ended_runs.get(path)
             if (owner is None and path.parent == self.store.root) or RunDir(
@@ -292,7 +289,6 @@ class Monitor:
                 log.info("inference test %s: %s", path.name, "; ".join(messages))
 
     # --- report
-    # -------------------------------------------------------------------------------------------------------
 
     def _emit_changes(self, watched: WatchedRun) -> None:
         """Emit events for Prefect automations, once per stall and once per judgement."""

@@ -33,12 +33,8 @@ def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]
         [_make_stage_row(stage) for stage in test.model_dump()["stages"]],
     )
     models = (test.result or {}).get("models_tested", [])
-    lines += [
-        "",
-        "## Models",
-        "",
-        *render_table(list(_MODEL_COLUMNS), [list(row.values()) for row in make_model_rows(test)]),
-    ]
+    model_rows = [list(row.values()) for row in make_model_rows(test)]
+    lines += ["", "## Models", "", *render_table(list(_MODEL_COLUMNS), model_rows)]
     for model_result in models:
         for sentence in (model_result.get("verdict") or {}).get("evidence", []):
             lines.append(f"- {escape_cell(model_result['name'])}: {escape_cell(sentence)}")
@@ -46,16 +42,16 @@ def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]
     for model, groups in samples.items():
         lines += ["", f"## Answers of {escape_cell(model)}", ""]
         for group in groups:
-            lines.append(f"**{escape_cell(str(group.get('prompt')))}**\n")
-            pairs = zip(group["responses"], group["scores"], strict=False)
-            lines += [
-                *render_table(
-                    ["score", "response"],
-                    [[_format_number(score), str(text)] for text, score in list(pairs)[:4]],
-                ),
-                "",
-            ]
+            lines += _render_answers(group)
     return "\n".join(lines)
+
+
+def _render_answers(group: Json) -> list[str]:
+    """Return the prompt of a group with a few of its answers and their scores."""
+    pairs = list(zip(group["responses"], group["scores"], strict=False))[:4]
+    rows = [[_format_number(score), str(text)] for text, score in pairs]
+    prompt = escape_cell(str(group.get("prompt")))
+    return [f"**{prompt}**\n", *render_table(["score", "response"], rows), ""]
 
 
 _MODEL_COLUMNS = (
@@ -136,7 +132,7 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
     ]
 
 
-def escape_cell(text: Any) -> str:
+def escape_cell(text: object) -> str:
     """Return text for one line of Markdown: short and without markup."""
     plain = " ".join(str(text).split())
     if len(plain) <= MAX_CELL_CHARS:
@@ -149,7 +145,7 @@ def escape_cell(text: Any) -> str:
     )
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -157,7 +153,7 @@ def _format_value(value: Any) -> str:
     return str(value)
 
 
-def _format_number(value: Any) -> str:
+def _format_number(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}"

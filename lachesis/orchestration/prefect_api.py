@@ -149,7 +149,7 @@ class PrefectApi:
         *,
         key: str,
         kind: str,
-        data: Any,
+        data: object,
         description: str,
         artifact_id: str | None = None,
     ) -> str:
@@ -184,7 +184,7 @@ class PrefectApi:
         return None
 
     def create_artifact(
-        self, flow_run_id: str | None, *, key: str, kind: str, data: Any, description: str = ""
+        self, flow_run_id: str | None, *, key: str, kind: str, data: object, description: str = ""
     ) -> str:
         """Create an artifact and return its id.
 
@@ -200,7 +200,7 @@ class PrefectApi:
         }
         return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
-    def update_artifact(self, artifact_id: str, data: Any) -> bool:
+    def update_artifact(self, artifact_id: str, data: object) -> bool:
         """Change an artifact in place, which does not enlarge the database; return False if it is
         unknown.
         """
@@ -289,29 +289,12 @@ class PrefectApi:
         self,
         method: str,
         path: str,
-        body: Any = None,
+        body: object = None,
         *,
         missing_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        timeout = httpx.Timeout(timeout_s or TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        try:
-            for pause_s in (*BUSY_RETRY_PAUSES_S, 0.0):
-                response = self._send_request(method, path, body, timeout)
-                if response.status_code != 503 or not pause_s:
-                    break
-                time.sleep(pause_s)
-        except httpx.ReadTimeout as error:
-            raise ServerDownError(
-                f"the Prefect server at {self.url} accepts calls but has not responded within "
-                f"{timeout_s or TIMEOUT_S:g} s; it is busy or hangs: try again, or restart it with "
-                "`lachesis serve`"
-            ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerDownError(
-                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); "
-                f"start it with `lachesis serve`"
-            ) from error
+        response = self._request_when_ready(method, path, body, timeout_s or TIMEOUT_S)
         if response.status_code == 404 and missing_ok:
             return MISSING
         if response.status_code == 401:
@@ -324,17 +307,41 @@ class PrefectApi:
                 f"the Prefect server responded to {path} with HTTP {response.status_code}: "
                 f"{response.text[:500]}"
             )
-        try:
-            if response.content:
-                return response.json()
+        if not response.content:
             return None
+        try:
+            return response.json()
         except ValueError as error:
             raise ServerDownError(
                 f"the server at {self.url} is not a Prefect server: {response.text[:100]!r}"
             ) from error
 
+    def _request_when_ready(
+        self, method: str, path: str, body: object, timeout_s: float
+    ) -> httpx.Response:
+        """Return the server's response; repeat the request while the server is too busy for it."""
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        try:
+            for pause_s in BUSY_RETRY_PAUSES_S:
+                response = self._send_request(method, path, body, timeout)
+                if response.status_code != 503:
+                    return response
+                time.sleep(pause_s)
+            return self._send_request(method, path, body, timeout)
+        except httpx.ReadTimeout as error:
+            raise ServerDownError(
+                f"the Prefect server at {self.url} accepts calls but has not responded within "
+                f"{timeout_s:g} s; it is busy or hangs: try again, or restart it with "
+                "`lachesis serve`"
+            ) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerDownError(
+                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); "
+                f"start it with `lachesis serve`"
+            ) from error
+
     def _send_request(
-        self, method: str, path: str, body: Any, timeout: httpx.Timeout
+        self, method: str, path: str, body: object, timeout: httpx.Timeout
     ) -> httpx.Response:
         options: Json = {
             "json": body,

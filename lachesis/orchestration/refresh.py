@@ -86,15 +86,12 @@ def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRec
             _refresh_or_keep(record, lambda record: _refresh_without_server(store, record))
             for record in records
         ], str(error)
-    return [
-        _refresh_or_keep(
-            record,
-            lambda record: _refresh_from_server(
-                store, record, api.url, flow_runs.get(record.flow_run_id or "")
-            ),
-        )
-        for record in records
-    ], None
+
+    def refresh(record: RunRecord) -> RunRecord:
+        flow_run = flow_runs.get(record.flow_run_id or "")
+        return _refresh_from_server(store, record, api.url, flow_run)
+
+    return [_refresh_or_keep(record, refresh) for record in records], None
 
 
 def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord]) -> RunRecord:

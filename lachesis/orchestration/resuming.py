@@ -95,7 +95,7 @@ def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> No
         )
 
 
-def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecord:
+def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
     """Continue an ended run from its newest checkpoint, as a new attempt.
 
     A suspended flow run is resumed, any other one has ended and a new one is submitted. Of several
@@ -115,18 +115,22 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: Any) -> RunRecor
         return store.load(record.run_id)  # resumed in Prefect; its flow makes the attempt
     attempt_changes = {
         **make_next_attempt_changes(record),
+        # A suspended flow run goes on as the same one, so its id stays.
         "flow_run_id": flow_run and record.flow_run_id,
     }
     queued_record = store.update(
         record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
     )
     if (
+        # Another process has made this attempt meanwhile, and submits it.
         queued_record.attempt != attempt_changes["attempt"]
         or queued_record.queued_at != attempt_changes["queued_at"]
     ):
         return queued_record
     try:
         if flow_run is not None:
+            # The server refuses to resume a run that was cancelled meanwhile; it gets a new flow
+            # run then.
             if resume_flow_run(flow_run):
                 return queued_record
             queued_record = store.update(record.run_id, flow_run_id=None)
@@ -156,4 +160,5 @@ def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
         flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
     except ServerDownError:
         return True
+    # The key was given at the submission of the attempt; see `submit.submit_run`.
     return flow_run.get("idempotency_key") == f"{record.run_id}-{record.attempt}"

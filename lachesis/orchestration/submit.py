@@ -36,6 +36,7 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
         name=f"{record.environment}-{record.run_id}",
         parameters={"run_id": record.run_id, "home": str(store.home)},
         tags=["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"],
+        # The server returns the existing flow run for a key that it knows.
         key=f"{record.run_id}-{record.attempt}",
     )
     return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
@@ -109,6 +110,8 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
+        # A pid alone may belong to another program by now; the holder of the run's lock is the
+        # flow.
         holders = leftovers.find_lock_holders(store.dir(record.run_id).lock)
         flow_process = next(
             (process for process in holders if process.pid == record.flow_pid), None

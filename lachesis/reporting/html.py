@@ -262,6 +262,6 @@ def _render_table(rows: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def _escape(value: Any) -> str:
+def _escape(value: object) -> str:
     """Return the value as text in which nothing is markup."""
     return html.escape("" if value is None else str(value))

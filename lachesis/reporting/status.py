@@ -66,35 +66,22 @@ def build_run_status(
     checkpoints = [manifest.step for manifest in Checkpoints(run_dir.checkpoints).list_intact()]
     steps = _select_attempt_steps(record, steps, checkpoints)
     last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
-    minutes = (
-        get_attempt_duration_s(record)
-        if record.started_at
-        else seconds_between(record.created_at, record.ended_at)
-    ) / 60
-    optional_fields: Json = {
-        "queue": QueuePlace(**queue) if queue else None,
-        **record.model_dump(
-            include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}
-        ),
-        "dead_environments": record.dead_environments,
-        "last_error": _build_last_error(record, run_dir),
-        "rollouts": _summarize_rollouts(record, run_dir),
-        "evaluation": summarize_failures(run_dir),
-        "warning": warning,
-    }
+    phase = f"waiting for place {queue['place']} in the queue" if queue else record.phase
+    progress = RunProgress(
+        step=last_step.get("step", 0),
+        total=record.total_steps,
+        eta_seconds=_estimate_eta_s(record, steps),
+    )
+    optional_fields = _build_optional_fields(record, run_dir, queue, warning)
     return RunStatus(
         run_id=record.run_id,
         status=record.status,
-        phase=f"waiting for place {queue['place']} in the queue" if queue else record.phase,
+        phase=phase,
         environment=record.environment,
         profile=record.profile,
-        running_time_minutes=round(minutes, 2),
+        running_time_minutes=_compute_running_minutes(record),
         processes=_list_process_states(record),
-        progress=RunProgress(
-            step=last_step.get("step", 0),
-            total=record.total_steps,
-            eta_seconds=_estimate_eta_s(record, steps),
-        ),
+        progress=progress,
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         checkpoints=checkpoints,
@@ -106,6 +93,31 @@ def build_run_status(
         next_steps=_list_next_steps(record, next_step_templates),
         **{key: value for key, value in optional_fields.items() if value},
     )
+
+
+def _build_optional_fields(
+    record: RunRecord, run_dir: RunDir, queue: Mapping[str, int] | None, warning: str | None
+) -> Json:
+    """Return the fields that a status has only where they are not empty."""
+    return {
+        "queue": QueuePlace(**queue) if queue else None,
+        **record.model_dump(
+            include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}
+        ),
+        "dead_environments": record.dead_environments,
+        "last_error": _build_last_error(record, run_dir),
+        "rollouts": _summarize_rollouts(record, run_dir),
+        "evaluation": summarize_failures(run_dir),
+        "warning": warning,
+    }
+
+
+def _compute_running_minutes(record: RunRecord) -> float:
+    if record.started_at:
+        seconds = get_attempt_duration_s(record)
+    else:
+        seconds = seconds_between(record.created_at, record.ended_at)
+    return round(seconds / 60, 2)
 
 
 def _build_status_metrics(

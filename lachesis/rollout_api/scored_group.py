@@ -28,7 +28,7 @@ NUMERIC_FIELDS = (
 OTHER_FIELDS = ("overrides", "group_overrides", "generation_params", "messages", "images")
 
 
-def find_fault(group: Any) -> str | None:
+def find_fault(group: object) -> str | None:
     """Return why this group cannot be trained on, or None if its shape is valid.
 
     Only the number of entries is compared, because checking each value would take as long as
@@ -63,7 +63,7 @@ def find_unwritable_value(group: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_finite(values: Any) -> bool:
+def _is_finite(values: object) -> bool:
     """Return whether nested lists hold finite numbers only; a sum is not finite if one number is
     not.
 
@@ -128,7 +128,7 @@ def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _shorten_value(value: Any) -> str:
+def _shorten_value(value: object) -> str:
     """Return the beginning of a value for a message.
 
     Python cannot write lists that are nested too deeply.
@@ -139,7 +139,7 @@ def _shorten_value(value: Any) -> str:
         return "a value that is nested too deeply"
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     """Return whether a value is a list, or an array of one dimension or more."""
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 

@@ -66,17 +66,10 @@ def compute_budget_usage(
         sum(last_line.get(f"tokens/{kind}_total") or 0 for kind in TOKEN_KINDS),
         sum(saved_values.get(k, 0) for k in TOKEN_KINDS),
     ]
-    costs = [
-        cost
-        for cost in (
-            live_values.get("cost_usd"),
-            last_line.get("cost/total"),
-            saved_values.get("cost"),
-        )
-        if cost is not None
-    ]
+    costs = [live_values.get("cost_usd"), last_line.get("cost/total"), saved_values.get("cost")]
+    known_costs = [cost for cost in costs if cost is not None]
     hours = round(record.earlier_hours + get_attempt_duration_s(record) / 3600, 4)
-    return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(costs, default=None))
+    return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(known_costs, default=None))
 
 
 def find_exceeded_budget(limits: LimitsSection, spent: BudgetUsage) -> str | None:

@@ -145,6 +145,7 @@ class Checkpoints:
             StorageError: It cannot be written.
         """
         files = {
+            # Relative to the run's folder, so that a home can be moved.
             str(file.relative_to(self.folder.parent)): _describe_file(file)
             for file in self._list_local_files(manifest)
         }
@@ -249,39 +250,42 @@ class Checkpoints:
             CheckpointError: Its files are damaged.
         """
         if selector == LAST:
-            newest = self.find_resumable()
-            if newest is None:
-                raise RunStateError("there is no checkpoint yet")
-            return newest
+            if newest := self.find_resumable():
+                return newest
+            raise RunStateError("there is no checkpoint yet")
         intact = self.list_intact()
         steps = ", ".join(str(manifest.step) for manifest in intact) or "none yet"
-        if selector == BEST:
-            manifest = find_best(intact)
-            if manifest is None:
-                raise RunStateError(
-                    "no checkpoint has a held-out result or a reward to choose by; allowed: "
-                    f"{LAST}, {steps}"
-                )
-        else:
-            manifest = next(
-                (candidate for candidate in intact if str(candidate.step) == selector), None
-            )
-        if manifest is None:
-            if self.has_manifest(selector):
-                self.list_intact(should_warn=True)
-                raise CheckpointError(
-                    f"checkpoint {selector} is damaged; the log above says what is wrong with it"
-                )
+        manifest = find_best(intact)
+        if selector != BEST:
+            manifest = self._select_step(selector, intact, steps)
+        elif manifest is None:
             raise RunStateError(
-                f"there is no complete checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, "
-                f"{LAST}, {steps}"
+                f"no checkpoint has a held-out result or a reward to choose by; allowed: {LAST}, "
+                f"{steps}"
             )
+        self._require_unchanged(manifest, steps)
+        return manifest
+
+    def _require_unchanged(self, manifest: Manifest, steps: str) -> None:
         if changed_files := self.find_changed_files(manifest):
             raise CheckpointError(
                 f"checkpoint {manifest.step} is damaged: {', '.join(changed_files)} has changed "
                 f"since it was written; complete ones may be among: {LAST}, {steps}"
             )
-        return manifest
+
+    def _select_step(self, selector: str, intact: list[Manifest], steps: str) -> Manifest:
+        for manifest in intact:
+            if str(manifest.step) == selector:
+                return manifest
+        if self.has_manifest(selector):
+            self.list_intact(should_warn=True)
+            raise CheckpointError(
+                f"checkpoint {selector} is damaged; the log above says what is wrong with it"
+            )
+        raise RunStateError(
+            f"there is no complete checkpoint {shorten(repr(selector), 40)}; allowed: {BEST}, "
+            f"{LAST}, {steps}"
+        )
 
     def note_held_out(self, step: int, held_out: HeldOutResult) -> None:
         """Add a held-out result to the manifest of a checkpoint, if there is one of this step.

@@ -163,15 +163,20 @@ def export(
         note = _write_files(
             record, run_dir, manifest, staging_folder, target, merged=merged, verify=verify
         )
-        if checkpoint == LAST and (
-            warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)
-        ):
-            note["warning"] = warning
-        if better := _find_better_checkpoint(run_dir, manifest):
-            note["better"] = {"step": better.step, "reason": better.reason}
+        note |= _compare_with_others(run_dir, manifest, is_last=checkpoint == LAST)
         with storage_errors(target):
             (staging_folder / "lachesis.json").write_text(json.dumps(note, indent=2))
     return {**note, "path": str(target.resolve())}
+
+
+def _compare_with_others(run_dir: RunDir, manifest: Manifest, *, is_last: bool) -> dict[str, Any]:
+    """Return what the note says about newer or better checkpoints than the exported one."""
+    note: dict[str, Any] = {}
+    if is_last and (warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)):
+        note["warning"] = warning
+    if better := _find_better_checkpoint(run_dir, manifest):
+        note["better"] = {"step": better.step, "reason": better.reason}
+    return note
 
 
 def _write_files(
@@ -240,9 +245,9 @@ def _verify(
     adapter_parity, merged_parity, revision = parity.check_adapter(
         record.base_model, staging_folder, texts, merged_folder, tolerance
     )
-    results = {"parity": adapter_parity} | (
-        {"parity_merged": merged_parity} if merged_parity else {}
-    )
+    results = {"parity": adapter_parity}
+    if merged_parity:
+        results["parity_merged"] = merged_parity
     for name, result in results.items():
         if result.verified is False:
             what = "adapter" if name == "parity" else "merged model"
@@ -251,10 +256,7 @@ def _verify(
                 f"{result.describe()}. Nothing was written; `lachesis weights {record.run_id} "
                 f"--checkpoint {manifest.step} --to DIR --no-verify` writes it without this check"
             )
-    if any(result.verified is None for result in results.values()):
-        verified = None
-    else:
-        verified = True
+    verified = None if any(result.verified is None for result in results.values()) else True
     measured = {name: result.model_dump() for name, result in results.items()}
     return {"base_revision": revision, **measured, "verified": verified}
 

@@ -106,31 +106,17 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
         for name, settings in mixture.items()
         for part in ("--with", f"{name}={settings.get('weight', 1)}")
     ]
-    if record.profile == "embedded":
-        profile_options = []
-    else:
-        profile_options = ["--profile", record.profile]
+    profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
     newest = Checkpoints(run_dir.checkpoints).find_newest()
     if newest:
-        source_options = ["--from", f"{record.run_id}@{newest.step}"]
-    else:
-        source_options = ["--model", record.base_model]
-    command = shlex.join(
-        [
-            "lachesis",
-            "train",
-            environment,
-            *mixture_options,
-            *profile_options,
-            *source_options,
-            *edits,
-        ]
-    )
-    if newest:
+        source = f"{record.run_id}@{newest.step}"
+        source_options, start = ["--from", source], f'start_from="{source}"'
         source_text = f"from its weights of step {newest.step}"
     else:
+        source_options, start = ["--model", record.base_model], ""
         source_text = "on the same environment"
-    start = f'start_from="{source_options[1]}"' if newest else ""
+    options = [*mixture_options, *profile_options, *source_options, *edits]
+    command = shlex.join(["lachesis", "train", environment, *options])
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
     return (
         f"; to change other fields, start a new run {source_text} with the remaining fields at "

@@ -47,10 +47,13 @@ def find_processes(root: Path) -> dict[Path, list[psutil.Process]]:
             if (
                 not folder_name
                 or not folder.is_relative_to(root)
+                # A zombie holds nothing any more, and only its parent can remove it.
                 or process.status() == psutil.STATUS_ZOMBIE
             ):
                 continue
             if folder not in tokens:
+                # The token proves that the process was started by the run and not by somebody who
+                # knows its folder.
                 tokens[folder] = (folder / MARK_FILE).read_bytes().strip()
             if secrets.compare_digest(tokens[folder], token.encode(errors="replace")):
                 processes_by_folder.setdefault(folder, []).append(process)

@@ -94,38 +94,41 @@ def check_adapter(
     if not any(logprobs for _, logprobs in texts):
         raise CheckpointError("the checkpoint has no text to compare with; it cannot be verified")
     try:
-        import torch
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        return _compare_adapter(base_model, adapter, texts, merged, tolerance)
     except ImportError as error:
         raise MissingDependencyError(
             f"comparing needs {error.name}, which is not installed; install it with "
             "`pip install 'lachesis[embedded]'`"
         ) from error
-    try:
-        base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
-        revision = _read_revision(base_model, base.config)
-        _untie_embeddings(base)
-        model = PeftModel.from_pretrained(base, str(adapter)).eval()
-        with model.disable_adapter():
-            base_mean = float(_compute_differences(model, texts).mean())
-        adapter_parity = _build_parity(
-            _compute_differences(model, texts), texts, base_mean, tolerance
-        )
-        if merged is None:
-            return adapter_parity, None, revision
-        model.merge_and_unload().save_pretrained(merged)
-        AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
-        merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
-        return (
-            adapter_parity,
-            _build_parity(_compute_differences(merged_model, texts), texts, base_mean, tolerance),
-            revision,
-        )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"the weights in {adapter} cannot be loaded on {base_model}: {error}"
         ) from error
+
+
+def _compare_adapter(
+    base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance
+) -> tuple[Parity, Parity | None, str]:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    revision = _read_revision(base_model, base.config)
+    _untie_embeddings(base)
+    model = PeftModel.from_pretrained(base, str(adapter)).eval()
+    with model.disable_adapter():
+        base_mean = float(_compute_differences(model, texts).mean())
+    adapter_parity = _build_parity(_compute_differences(model, texts), texts, base_mean, tolerance)
+    if merged is None:
+        return adapter_parity, None, revision
+    # Merging changes `model`, so the adapter had to be compared before.
+    model.merge_and_unload().save_pretrained(merged)
+    AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
+    merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+    merged_differences = _compute_differences(merged_model, texts)
+    merged_parity = _build_parity(merged_differences, texts, base_mean, tolerance)
+    return adapter_parity, merged_parity, revision
 
 
 def _untie_embeddings(model: Any) -> None:
@@ -198,7 +201,7 @@ def judge_weights(
     return None
 
 
-def _read_revision(name: str, config: Any) -> str:
+def _read_revision(name: str, config: object) -> str:
     """Return the commit on the Hub, or the SHA-256 of the weights of a folder."""
     commit = getattr(config, "_commit_hash", None)
     if commit:

@@ -62,6 +62,7 @@ class RunStore:
             for path in (run_dir.path, run_dir.logs, run_dir.checkpoints):
                 path.mkdir(mode=0o700, exist_ok=True)
         write_private(run_dir.config, config_yaml)
+        # A folder is a run once it has a record, so the record is written last.
         write_private(run_dir.record, record.model_dump_json(indent=2))
         return run_dir
 
@@ -94,7 +95,7 @@ class RunStore:
                     f"not affected"
                 ) from error
 
-    def update(self, run_id: str, *, if_attempt: int | None = None, **changes: Any) -> RunRecord:
+    def update(self, run_id: str, *, if_attempt: int | None = None, **changes: object) -> RunRecord:
         """Change these fields of the record, and keep what other processes have changed meanwhile.
 
         With `if_attempt` nothing changes if the run is at another attempt by now.
@@ -144,6 +145,7 @@ class RunStore:
 
         The host may have been switched off since.
         """
+        # Files tell the time of the last sign of life; the record's own times are older.
         write_times = [0.0]
         for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
             with contextlib.suppress(OSError):
@@ -154,7 +156,7 @@ class RunStore:
             started_at = 0.0
         return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
-    def update_service(self, run_id: str, name: str, **changes: Any) -> None:
+    def update_service(self, run_id: str, name: str, **changes: object) -> None:
         """Change fields of one service in the record."""
         with self._lock_record(run_id):
             record = self.load(run_id)
@@ -197,6 +199,7 @@ class RunStore:
 
     @contextlib.contextmanager
     def _lock_record(self, run_id: str) -> Iterator[None]:
+        # An unknown run has an error of its own, which says what exists.
         self.load(run_id)
         file = self.dir(run_id).path / ".lock"
         with storage_errors(self.root), open(file, "w", opener=open_owner_only) as lock:

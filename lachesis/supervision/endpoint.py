@@ -30,8 +30,7 @@ class EndpointProxy:
 def make_endpoint_proxy(output: Path) -> EndpointProxy:
     """Plan a proxy to the endpoint in this process's variables, for one model of one test.
 
-    Args:
-        output: The file of the model's groups; the proxy's log is in the same folder.
+    Its log is beside `output`, the file of the model's groups.
     """
     url = (os.environ.get("OPENAI_BASE_URL") or OPENROUTER_URL).rstrip("/")
     token = secrets.token_urlsafe(24)

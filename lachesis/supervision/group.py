@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from lachesis.base.errors import ProcessExitedError, list_error_codes
 from lachesis.base.files import read_last_lines
@@ -219,7 +219,7 @@ class ServiceGroup:
         if self._reaper.stdout and not self._reader_thread.is_alive():
             self._reaper.stdout.close()
 
-    def _send_to_reaper(self, **message: Any) -> None:
+    def _send_to_reaper(self, **message: object) -> None:
         assert self._reaper.stdin is not None
         try:
             self._reaper.stdin.write(json.dumps(message).encode() + b"\n")

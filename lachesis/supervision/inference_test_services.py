@@ -85,18 +85,10 @@ def make_inference_test_spec(
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
     env_values = yaml.safe_load(config_yaml)["env"]
     is_local = Path(env_values["tokenizer_name"]).is_dir()
+    program = [*make_python_command(file), "lachesis.env_process"]
     service = ServiceSpec(
         "environment",
-        [
-            *make_python_command(file),
-            "lachesis.env_process",
-            "probe",
-            file,
-            str(spec_file),
-            "process",
-            "--config",
-            str(config_file),
-        ],
+        [*program, "probe", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
@@ -121,18 +113,10 @@ def make_stage_check_spec(
     values["env"].update(use_wandb=False, data_path_to_save_groups=None)
     values["openai"] = [values["openai"], values["openai"]]
     config_file = folder / "check.yaml"
+    program = [*make_python_command(file), "lachesis.env_process"]
     service = ServiceSpec(
         "environment",
-        [
-            *make_python_command(file),
-            "lachesis.env_process",
-            "check",
-            file,
-            class_name,
-            str(out),
-            "--config",
-            str(config_file),
-        ],
+        [*program, "check", file, class_name, str(out), "--config", str(config_file)],
         log=folder / "check.log",
         cwd=folder,
         env={

@@ -115,7 +115,6 @@ def make_training_plan(
     _require_original_environments(record, folder, config)
     ports = dict(zip(START_ORDER, reserve_free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
-    files, evaluations = {folder.config: config.to_yaml()}, {}
     token = f"tml-{secrets.token_urlsafe(24)}"
     services = [
         make_api_spec(config, folder, ports["api"]),
@@ -123,33 +122,57 @@ def make_training_plan(
     ]
     if record.profile == "embedded":
         services.insert(0, _make_run_engine_spec(record, folder, config, ports["engine"], token))
+    environments = _list_environment_services(record, folder, config)
+    for environment in environments:
+        groups = (received_groups or {}).get(environment.name, 0)
+        services.append(environment.make_serve_spec(groups=groups))
     trainer_url = f"http://{HOST}:{ports['trainer']}"
-    for env_id, (name, part) in enumerate(config.build_environment_configs().items()):
-        environment = EnvironmentServices(
-            env_id,
-            name,
-            part,
-            record.environment_files[name],
-            folder,
-            is_mixed=bool(config.env.mixture),
-        )
-        files[environment.config_file] = part.to_yaml()
-        services.append(environment.make_serve_spec(groups=(received_groups or {}).get(name, 0)))
-        if config.tinker.final_evaluation:
-            urls = {"before": f"{trainer_url}/base/v1", "after": config.openai.base_url}
-            for when, url in urls.items():
-                evaluations[when + environment.name_suffix], file = (
-                    environment.make_evaluation_spec(when)
-                )
-                files[file] = environment.make_evaluation_yaml(when, url)
+    evaluations, evaluation_files = _make_evaluations(environments, config, trainer_url)
     client_env = make_inference_client_env(ports["trainer"])
     return ServicePlan(
         config,
         [_add_run_env(spec, folder, client_env) for spec in services],
         {name: _add_run_env(spec, folder, client_env) for name, spec in evaluations.items()},
         trainer_url,
-        files,
+        files={
+            folder.config: config.to_yaml(),
+            **{
+                environment.config_file: environment.config.to_yaml()
+                for environment in environments
+            },
+            **evaluation_files,
+        },
     )
+
+
+def _list_environment_services(
+    record: RunRecord, folder: RunDir, config: RunConfig
+) -> list[EnvironmentServices]:
+    is_mixed = bool(config.env.mixture)
+    return [
+        EnvironmentServices(
+            env_id, name, part, record.environment_files[name], folder, is_mixed=is_mixed
+        )
+        for env_id, (name, part) in enumerate(config.build_environment_configs().items())
+    ]
+
+
+def _make_evaluations(
+    environments: list[EnvironmentServices], config: RunConfig, trainer_url: str
+) -> tuple[dict[str, ServiceSpec], dict[Path, str]]:
+    """Return the evaluations before and after training, and the files that they read."""
+    specs: dict[str, ServiceSpec] = {}
+    files: dict[Path, str] = {}
+    if not config.tinker.final_evaluation:
+        return specs, files
+    # The trainer serves the untrained model too, so both evaluations can run after training.
+    urls = {"before": f"{trainer_url}/base/v1", "after": config.openai.base_url}
+    for environment in environments:
+        for when, url in urls.items():
+            spec, file = environment.make_evaluation_spec(when)
+            specs[when + environment.name_suffix] = spec
+            files[file] = environment.make_evaluation_yaml(when, url)
+    return specs, files
 
 
 def _make_run_engine_spec(

@@ -50,6 +50,7 @@ class LogCopier(threading.Thread):
     def __init__(self, source_fd: int, path: str, secrets: list[str], max_bytes: int) -> None:
         super().__init__(daemon=True)
         self.source_fd, self.path, self.max_bytes = source_fd, path, max_bytes
+        # Longer secrets first, because a secret may be part of another one.
         self.secrets = sorted((secret.encode() for secret in secrets), key=len, reverse=True)
         self.file = open(path, "ab", buffering=0)  # noqa: SIM115
 
@@ -58,6 +59,7 @@ class LogCopier(threading.Thread):
         rest = b""
         while chunk := os.read(self.source_fd, 65536):
             rest = self.redact(rest + chunk)
+            # Only whole lines are written, because a secret may be split between two reads.
             cut = rest.rfind(b"\n") + 1
             if not cut and len(rest) > MAX_LINE_BYTES:
                 # Keep the end, which may be the beginning of a secret.
@@ -93,7 +95,7 @@ class Reaper:
         self.ending_threads: list[threading.Thread] = []
         self.stdout_lock = threading.Lock()
 
-    def send_message(self, **message: Any) -> None:
+    def send_message(self, **message: object) -> None:
         """Send a message to the flow."""
         # The flow may be gone, but its services still have to be ended.
         with self.stdout_lock, contextlib.suppress(OSError):
@@ -110,6 +112,7 @@ class Reaper:
                 spec["argv"],
                 env=spec["env"],
                 cwd=spec["cwd"],
+                # A service leads a session of its own, so that its children can be ended with it.
                 stdin=subprocess.DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
@@ -121,6 +124,7 @@ class Reaper:
             self.send_message(refused=name, error=str(error))
             return
         finally:
+            # Only the service may hold the writing end, or its log would never end.
             os.close(write_fd)
         log.start()
         self.services[name], self.logs[name] = (process, spec["grace_s"]), log
@@ -128,6 +132,7 @@ class Reaper:
 
     def reap_exited(self) -> None:
         """Report the services that have ended."""
+        # Children of a service that has exited may be alive; ending it ends its whole group.
         for name, (process, _) in list(self.services.items()):
             if process.poll() is not None:
                 self.end_in_background(name)
@@ -192,6 +197,7 @@ class Reaper:
                     elif message["stop"] in self.services:
                         self.end_in_background(message["stop"])
             self.reap_exited()
+        # A service depends on those that were started before it, so the last one ends first.
         for name in reversed(list(self.services)):
             self.end_service(name, *self.services.pop(name), self.logs.pop(name))
         for thread in self.ending_threads:
@@ -205,6 +211,7 @@ def should_kill_now() -> bool:
 
 def is_group_alive(process: subprocess.Popen[bytes]) -> bool:
     """Return whether a process of the group still exists."""
+    # A zombie keeps its group in existence until somebody has read its exit code.
     process.poll()
     try:
         os.killpg(process.pid, 0)

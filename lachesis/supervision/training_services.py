@@ -168,15 +168,7 @@ class EnvironmentServices:
         }
         return ServiceSpec(
             self.service_name,
-            [
-                *make_python_command(self.file),
-                "lachesis.env_process",
-                "run",
-                self.file,
-                "serve",
-                "--config",
-                str(self.config_file),
-            ],
+            make_environment_command(self.file, "serve", self.config_file),
             log=self.folder.get_log_file(self.service_name),
             cwd=self.folder.path,
             env={
@@ -207,21 +199,19 @@ class EnvironmentServices:
         file = self.folder.path / f"evaluate_{when}{self.name_suffix}.yaml"
         spec = ServiceSpec(
             f"evaluate-{when}{self.name_suffix}",
-            [
-                *make_python_command(self.file),
-                "lachesis.env_process",
-                "run",
-                self.file,
-                "evaluate",
-                "--config",
-                str(file),
-            ],
+            make_environment_command(self.file, "evaluate", file),
             log=self.folder.logs / f"evaluate_{when}{self.name_suffix}_{self.folder.path.name}.log",
             cwd=self.folder.path,
             env={**make_dataset_hub_env(self.config), **read_passed_variables()},
             timeout_s=600.0,
         )
         return spec, file
+
+
+def make_environment_command(file: str, command: str, config_file: Path) -> list[str]:
+    """Return the command line that runs one of Atropos' commands of an environment's file."""
+    program = [*make_python_command(file), "lachesis.env_process", "run", file]
+    return [*program, command, "--config", str(config_file)]
 
 
 def make_registration_check(api_url: str, env_id: int) -> ReadinessCheck:

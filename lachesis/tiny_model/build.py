@@ -14,8 +14,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import MissingDependencyError
-from lachesis.base.files import storage_errors
+from lachesis.base.files import create_folder_atomically, storage_errors
 
 USER, ASSISTANT, END_OF_TURN, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -112,7 +110,7 @@ def ensure_tiny_model(
     return target
 
 
-def _compute_digest(digest_input: Any) -> str:
+def _compute_digest(digest_input: object) -> str:
     return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[
         :DIGEST_DIGITS
     ]
@@ -141,15 +139,9 @@ def _train_and_save(
         torch.manual_seed(recipe.seed)
         model = _create_model(recipe)
         _fine_tune_on_examples(model, recipe, progress, examples)
-    temporary = target.with_name(f".{uuid.uuid4().hex}")
-    try:
-        with storage_errors(target):
-            temporary.mkdir()
-            model.save_pretrained(temporary)
-            build_tokenizer().save_pretrained(temporary)
-            os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with storage_errors(target), create_folder_atomically(target) as folder:
+        model.save_pretrained(folder)
+        build_tokenizer().save_pretrained(folder)
 
 
 def build_tokenizer() -> Any:

@@ -52,21 +52,25 @@ def ensure_environment_model(
             *environment_and_values, count=num_examples, share=share
         )
     ]
+    recipe = _make_recipe(conversations, share, steps)
+    name = "-".join(environment.name for environment, _ in environments)
+    examples = tiny_model_build.ExampleConversations(name, conversations)
+    return tiny_model_build.ensure_tiny_model(recipe, home, progress, examples)
+
+
+def _make_recipe(
+    conversations: list[list[dict[str, Any]]], share: float, steps: int
+) -> tiny_model_build.TinyModelRecipe:
+    """Return a recipe whose context fits the longest conversation twice."""
+    default = tiny_model_build.TinyModelRecipe
+    # A token of the tiny model is a byte; each message has two more for its role and its end.
     longest = max(
         sum(len(message["content"].encode()) + 2 for message in conversation)
         for conversation in conversations
     )
-    recipe = tiny_model_build.TinyModelRecipe(
+    return default(
         steps=steps,
         accuracy=share,
-        context=max(tiny_model_build.TinyModelRecipe.context, 2 * longest),
-        batch=max(8, min(tiny_model_build.TinyModelRecipe.batch, MAX_BATCH_TOKENS // longest)),
-    )
-    return tiny_model_build.ensure_tiny_model(
-        recipe,
-        home,
-        progress,
-        tiny_model_build.ExampleConversations(
-            "-".join(environment.name for environment, _ in environments), conversations
-        ),
+        context=max(default.context, 2 * longest),
+        batch=max(8, min(default.batch, MAX_BATCH_TOKENS // longest)),
     )

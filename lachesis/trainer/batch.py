@@ -86,16 +86,38 @@ class Batch:
         several, advantages/*, logprobs/* of the sampling side, train/percent_correct (the share of
         scores above 0), and counts.
         """
-        result = {
-            "reward/mean": float(np.mean(self.scores)) if self.scores else 0.0,
-            "reward/std": float(np.std(self.scores)) if self.scores else 0.0,
+        result = {**self._compute_reward_metrics(), **self._count_rollouts()}
+        if self.num_distilled:
+            result["distil/rollouts"] = self.num_distilled
+        if self.datums:
+            result |= summarize_distribution("logprobs", self.collect_trained_values("logprobs"))
+            advantages = self.collect_trained_values("advantages")
+            result["advantages/mean"] = float(advantages.mean())
+            result["advantages/std"] = float(advantages.std())
+            if self.num_distilled:
+                result["distil/advantage_mean"] = float(advantages.mean())
+        return result
+
+    def _compute_reward_metrics(self) -> dict[str, float]:
+        result = {"reward/mean": 0.0, "reward/std": 0.0}
+        if self.scores:
+            result["reward/mean"] = float(np.mean(self.scores))
+            result["reward/std"] = float(np.std(self.scores))
+            result["train/percent_correct"] = float(np.mean(np.asarray(self.scores) > 0))
+        for name, values in self.reward_parts.items():
+            result[f"reward/parts/{name}"] = float(np.mean(values))
+        for name, scores in self.scores_by_environment.items():
+            result[f"environments/{name}/reward_mean"] = float(np.mean(scores))
+            result[f"environments/{name}/rollouts"] = len(scores)
+        return result
+
+    def _count_rollouts(self) -> dict[str, float]:
+        return {
             "batch/rollouts": len(self.scores),
             "batch/groups": self.num_groups,
             "batch/dropped_groups": len(self.drop_reasons),
             "batch/zero_signal_groups": self.zero_signal_groups,
-            "batch/zero_signal_share": self.zero_signal_groups / self.num_groups
-            if self.num_groups
-            else 0.0,
+            "batch/zero_signal_share": self.zero_signal_groups / max(1, self.num_groups),
             "batch/too_long": self.num_too_long,
             "batch/invalid": self.num_invalid,
             "batch/cut": self.num_truncated,
@@ -103,29 +125,6 @@ class Batch:
             "batch/datums": len(self.datums),
             "batch/trained_tokens": int(sum(datum.loss_mask.sum() for datum in self.datums)),
         }
-        if self.scores:
-            result["train/percent_correct"] = float(np.mean(np.asarray(self.scores) > 0))
-        result |= {
-            f"reward/parts/{name}": float(np.mean(values))
-            for name, values in self.reward_parts.items()
-        }
-        for name, scores in self.scores_by_environment.items():
-            result |= {
-                f"environments/{name}/reward_mean": float(np.mean(scores)),
-                f"environments/{name}/rollouts": len(scores),
-            }
-        if self.num_distilled:
-            result["distil/rollouts"] = self.num_distilled
-        if self.datums:
-            result |= summarize_distribution("logprobs", self.collect_trained_values("logprobs"))
-            advantages = self.collect_trained_values("advantages")
-            result |= {
-                "advantages/mean": float(advantages.mean()),
-                "advantages/std": float(advantages.std()),
-            }
-            if self.num_distilled:
-                result["distil/advantage_mean"] = float(advantages.mean())
-        return result
 
     def add_scores(
         self, scores_G: Array, overrides_G: Sequence[Mapping[str, Any]], valid_G: Array
@@ -287,16 +286,14 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
     if has_equal_scores:
         advantages_G[:] = 0.0
     is_advantage_zeroed = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
-    if is_advantage_zeroed or (
-        has_equal_scores and not count_entries(group.get("distill_token_ids"))
-    ):
+    is_distilled = bool(count_entries(group.get("distill_token_ids")))
+    if is_advantage_zeroed or (has_equal_scores and not is_distilled):
         group_batch.zero_signal_groups = 1
         if is_advantage_zeroed or not settings.has_kl_penalty:
             return group_batch
     for index in np.flatnonzero(valid_G).tolist():
-        _add_rollout(
-            group_batch, group, overrides_G[index], index, float(advantages_G[index]), settings
-        )
+        advantage = float(advantages_G[index])
+        _add_rollout(group_batch, group, overrides_G[index], index, advantage, settings)
     return group_batch
 
 
@@ -329,20 +326,26 @@ def _add_rollout(
     if len(tokens_T) > settings.max_tokens:
         batch.num_too_long += 1
         return
+    datum = _build_datum(tokens_T, loss_mask_T, logprobs_T, advantages_T)
+    # Without an advantage a rollout has no gradient, unless the KL penalty will give it one.
+    has_gradient = bool(datum.advantages.any()) or (
+        settings.has_kl_penalty and not is_advantage_zeroed and bool(datum.loss_mask.any())
+    )
+    if has_gradient:
+        batch.datums.append(datum)
+
+
+def _build_datum(
+    tokens_T: Array, loss_mask_T: Array, logprobs_T: Array, advantages_T: Array
+) -> Datum:
+    """Return the datum of a rollout: each token predicts the next one, so all shift by one."""
     loss_mask_N = loss_mask_T[1:]
-    has_advantage = bool(advantages_T[1:][loss_mask_N].any())
-    if not has_advantage and (
-        is_advantage_zeroed or not settings.has_kl_penalty or not loss_mask_N.any()
-    ):
-        return
-    batch.datums.append(
-        Datum(
-            tokens=tokens_T[:-1],
-            targets=tokens_T[1:],
-            logprobs=np.where(loss_mask_N, logprobs_T[1:], 0.0).astype(np.float32),
-            advantages=np.where(loss_mask_N, advantages_T[1:], 0.0).astype(np.float32),
-            loss_mask=loss_mask_N,
-        )
+    return Datum(
+        tokens=tokens_T[:-1],
+        targets=tokens_T[1:],
+        logprobs=np.where(loss_mask_N, logprobs_T[1:], 0.0).astype(np.float32),
+        advantages=np.where(loss_mask_N, advantages_T[1:], 0.0).astype(np.float32),
+        loss_mask=loss_mask_N,
     )
 
 

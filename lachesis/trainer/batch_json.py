@@ -95,7 +95,7 @@ def _skip_character(text: str, at: int, character: str) -> int:
     return _skip_whitespace(text, at + 1)
 
 
-def _to_array(value: Any, key: str) -> Any:
+def _to_array(value: object, key: str) -> Any:
     if key not in ARRAY_DTYPES or not isinstance(value, list):
         return value
     try:

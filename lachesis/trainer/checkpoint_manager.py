@@ -73,12 +73,7 @@ class CheckpointManager:
             resume_checkpoint.mixture if resume_checkpoint else {}
         )
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
-        if resume_checkpoint:
-            self._probe_tokens = [probe.tokens for probe in resume_checkpoint.probes]
-        else:
-            self._probe_tokens = []
-        if resume_checkpoint and resume_checkpoint.reference and not self._probe_tokens:
-            self._probe_tokens = [resume_checkpoint.reference.tokens]
+        self._probe_tokens = _get_probe_tokens(resume_checkpoint)
         self._rewards: list[float] = []
         # Steps of all checkpoints, including deleted ones.
         self._saved_steps = sorted(manifest.step for manifest in checkpoints.list_intact())
@@ -113,6 +108,8 @@ class CheckpointManager:
         held_out = HeldOutResult(
             percent_correct=point.percent_correct, items=point.items or 0, step=point.step
         )
+        # A newer checkpoint has other weights, but none has weights closer to those that were
+        # evaluated.
         later_steps = [step for step in self._saved_steps if step >= point.step]
         if point.step == 0 and later_steps[:1] != [0]:
             return
@@ -146,6 +143,7 @@ class CheckpointManager:
         paths = await self.policy.save(f"step-{step:06d}")
         reward = statistics.fmean(self._rewards) if self._rewards else None
         groups, groups_by_environment = self._groups_at_last_step
+        # Measured with the saved weights, so that a resume can prove that it has loaded them.
         probes = await self._measure_probes()
         manifest = Manifest(
             step=step,
@@ -230,3 +228,12 @@ def _to_reference(probes: list[Probe]) -> ReferenceLoss | None:
     if probes:
         return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs)))
     return None
+
+
+def _get_probe_tokens(checkpoint: Manifest | None) -> list[list[int]]:
+    """Return the texts that later checkpoints of the run are compared by."""
+    if checkpoint is None:
+        return []
+    if not checkpoint.probes and checkpoint.reference:
+        return [checkpoint.reference.tokens]  # Checkpoints of early releases have one text.
+    return [probe.tokens for probe in checkpoint.probes]

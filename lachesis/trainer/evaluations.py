@@ -238,7 +238,6 @@ class EvaluationScheduler:
         self._wake_waiters()
 
     # --- one round
-    # ------------------------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
         if self.is_over or step % self.every_steps or step == self.excluded_step:
@@ -370,7 +369,7 @@ class EvaluationScheduler:
         self._change_event = asyncio.Event()
 
 
-def _parse_metrics(raw_metrics: Any) -> dict[str, float]:
+def _parse_metrics(raw_metrics: object) -> dict[str, float]:
     """Return the finite numbers of an environment's metrics under `eval/NAME`."""
     metrics: dict[str, float] = {}
     for key, value in raw_metrics.items() if isinstance(raw_metrics, Mapping) else ():

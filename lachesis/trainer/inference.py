@@ -128,7 +128,7 @@ class Inference:
             raise BadRequestError(f"the chat template refuses these messages: {error}") from error
         return list(ids)
 
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: object) -> list[int]:
         """Return the token ids of a prompt."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]

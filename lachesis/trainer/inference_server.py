@@ -143,9 +143,7 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
                 "index": index,
                 "text": inference.decode(sample.tokens, body),
                 "finish_reason": sample.stop_reason,
-                "logprobs": None
-                if body.logprobs is None
-                else _build_completion_logprobs(inference, sample),
+                "logprobs": _build_completion_logprobs(inference, sample, body.logprobs),
             }
             for index, sample in enumerate(samples)
         ]
@@ -201,10 +199,7 @@ async def _generate_sglang(
     inference: Inference, body: GenerateRequest, request: Request
 ) -> Json | list[Json]:
     """Return one object for n = 1, else a list, with [logprob, id, text] per token."""
-    if body.input_ids is not None:
-        ids = body.input_ids
-    else:
-        ids = inference.encode(body.text)
+    ids = inference.encode(body.text) if body.input_ids is None else body.input_ids
     settings = body.to_sglang_settings()
     responses = []
     for sample in await inference.sample(request, ids, settings):
@@ -225,13 +220,17 @@ async def _generate_sglang(
                 "meta_info": meta,
             }
         )
-    if settings.n == 1:
-        return responses[0]
-    return responses
+    return responses[0] if settings.n == 1 else responses
 
 
-def _build_completion_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens in the format of OpenAI's completions."""
+def _build_completion_logprobs(
+    inference: Inference, sample: Sample, num_logprobs: int | None
+) -> Json | None:
+    """Return the log-probabilities of the sampled tokens in the format of OpenAI's completions, or
+    None if none were requested.
+    """
+    if num_logprobs is None:
+        return None
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     offsets = list(itertools.accumulate(map(len, texts), initial=0))[:-1]
     return {

@@ -24,7 +24,7 @@ from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.rollout_log import RolloutLog
-from lachesis.trainer.sft_examples import iterate_batches, read_examples
+from lachesis.trainer.sft_examples import SftExample, iterate_batches, read_examples
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
 from lachesis.trainer.training_metrics import compute_rollout_metrics
@@ -110,10 +110,8 @@ class Trainer:
         await self._save()
         await self._wait_for_evaluations(stop)
         self.step_accounting.write_spent(self.state.usage)
-        if self.state.step >= self.config.env.total_steps:
-            self.state.phase = "finished"
-        else:
-            self.state.phase = "stopped"
+        is_finished = self.state.step >= self.config.env.total_steps
+        self.state.phase = "finished" if is_finished else "stopped"
 
     async def _run_step(self, stop: asyncio.Event) -> bool:
         """Run one step; return False if `stop` was set while waiting for rollouts."""
@@ -129,11 +127,14 @@ class Trainer:
             self.checkpoint_manager.groups,
             dict(self.checkpoint_manager.groups_by_environment),
         )
+        # Dropped groups were received, so that a resume does not repeat them, but nothing is
+        # learned from them.
         groups = [
             group
             for group_index, group in enumerate(groups)
             if group_index not in batch.drop_reasons
         ]
+        # The API answers while the server trains.
         queue_counts_task = asyncio.ensure_future(self.rollout_client.read_queue_counts())
         kl_metrics = await self._apply_kl_penalty(batch)
         metrics = {**batch.compute_metrics(), **kl_metrics}
@@ -200,6 +201,8 @@ class Trainer:
         try:
             metrics |= await self._update(batch)
         finally:
+            # The weights may have changed although the step failed later, at publishing for
+            # example. A step that was not counted would be repeated on top of its own update.
             if self.policy.num_updates > num_updates_before or not batch.datums:
                 self.state.step += 1
                 self.checkpoint_manager.count_step(
@@ -229,6 +232,7 @@ class Trainer:
             gap = await self.weight_sync_check.check()
             if gap is not None:
                 metrics |= {"weights/sampler_gap": gap}
+        # The new weights are published, so an evaluation of this step can sample from them.
         self._start_evaluation_if_due(self.state.step + 1)
         change = await self.weight_sync_check.finish_change_measurement()
         if batch.datums:
@@ -260,6 +264,28 @@ class Trainer:
             self.tokenizer,
             max_tokens=tinker_config.max_token_trainer_length,
         )
+        losses = await self._fine_tune(examples, stop)
+        if losses is None:
+            return
+        await self.policy.publish()
+        self.state.usage.version += 1
+        summary = {
+            "examples": len(examples),
+            "updates": len(losses),
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+        }
+        write_private(self.run_dir.path / "supervised.json", json.dumps(summary))
+        self.state.set_waiting_for("checkpoint")
+        # A run that ends before its first checkpoint need not repeat this stage.
+        await self.checkpoint_manager.save(0)
+        self.state.phase = "training"
+
+    async def _fine_tune(
+        self, examples: list[SftExample], stop: asyncio.Event
+    ) -> list[float] | None:
+        """Return the loss of each update, or None if the process was asked to end."""
+        tinker_config = self.config.tinker
         sft_batches = list(
             iterate_batches(
                 examples,
@@ -271,29 +297,15 @@ class Trainer:
         losses: list[float] = []
         for update_number, batch in enumerate(sft_batches, 1):
             if stop.is_set():
-                return
+                return None
             self.state.set_waiting_for("forward_backward")
-            losses.append(
-                await self.policy.fine_tune_on_examples(
-                    batch, tinker_config.supervised_learning_rate
-                )
+            loss = await self.policy.fine_tune_on_examples(
+                batch, tinker_config.supervised_learning_rate
             )
+            losses.append(loss)
             self.state.usage.trained += sum(len(example.tokens) for example in batch)
-            log.info(
-                "supervised update %d/%d loss %.4f", update_number, len(sft_batches), losses[-1]
-            )
-        await self.policy.publish()
-        self.state.usage.version += 1
-        summary = {
-            "examples": len(examples),
-            "updates": len(losses),
-            "first_loss": losses[0],
-            "last_loss": losses[-1],
-        }
-        write_private(self.run_dir.path / "supervised.json", json.dumps(summary))
-        self.state.set_waiting_for("checkpoint")
-        await self.checkpoint_manager.save(0)
-        self.state.phase = "training"
+            log.info("supervised update %d/%d loss %.4f", update_number, len(sft_batches), loss)
+        return losses
 
     def _begin_evaluations(self) -> None:
         """Evaluate the initial weights unless an earlier attempt has done so."""

@@ -68,11 +68,8 @@ class Policy:
                 user_metadata={"run": config.env.wandb_name or ""}
             )
             if resume_from:
-                training_client = (
-                    await service_client.create_training_client_from_state_with_optimizer_async(
-                        resume_from
-                    )
-                )
+                load_state = service_client.create_training_client_from_state_with_optimizer_async
+                training_client = await load_state(resume_from)
             else:
                 training_client = await service_client.create_lora_training_client_async(
                     base_model=config.openai.model_name,
@@ -150,22 +147,24 @@ class Policy:
             self.sampler = await publish_task
         finally:
             publish_task.cancel()
-        timing = {
+        return {
+            **metrics,
+            **self._compute_loss_metrics(batch, output),
+            **_rename_optimizer_metrics(optim_output.metrics),
             "time/forward_backward": forward_done_at - started_at,
             "time/optim_step": optim_done_at - forward_done_at,
             "time/publish": time.monotonic() - optim_done_at,
         }
+
+    def _compute_loss_metrics(
+        self, batch: Batch, output: tinker.ForwardBackwardOutput
+    ) -> dict[str, float]:
         training_logprobs_D = [
             np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
             for loss_output in output.loss_fn_outputs
         ]
         loss_sum = float(output.metrics["loss:sum"])
-        return {
-            **metrics,
-            **compute_loss_metrics(batch, training_logprobs_D, loss_sum, self.config),
-            **_rename_optimizer_metrics(optim_output.metrics),
-            **timing,
-        }
+        return compute_loss_metrics(batch, training_logprobs_D, loss_sum, self.config)
 
     @property
     def loss_fn(self) -> str:

@@ -56,6 +56,7 @@ class RolloutClient:
     async def _register(self, step: int) -> None:
         await self._request("GET", "/reset_data")
         await self._request("POST", "/register", {**self._registration, "starting_step": step})
+        # Environments can register only after the first request for a batch.
         await self._request("GET", "/batch")
 
     async def next_batch(self, step: int) -> list[ScoredGroup]:

@@ -46,28 +46,23 @@ def compute_loss_metrics(
                          on samples of the older ones
     loss/clipped_share   share of tokens whose ratio is outside the bounds of the loss, if it has any
     """
-    log_ratios_D = [
-        np.clip(
-            logprobs_N[datum.loss_mask] - datum.logprobs[datum.loss_mask].astype(np.float64),
-            -20.0,
-            20.0,
-        )
+    trained_logprobs_D = [
+        logprobs_N[datum.loss_mask]
         for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
     ]
-    training_logprobs = np.concatenate(
-        [
-            logprobs_N[datum.loss_mask]
-            for logprobs_N, datum in zip(training_logprobs_D, batch.datums, strict=True)
-        ]
-    )
-    sampling_logprobs = batch.collect_trained_values("logprobs").astype(np.float64)
+    training_logprobs = np.concatenate(trained_logprobs_D)
+    log_ratios_D = [
+        np.clip(trained - datum.logprobs[datum.loss_mask].astype(np.float64), -20.0, 20.0)
+        for trained, datum in zip(trained_logprobs_D, batch.datums, strict=True)
+    ]
     log_ratios = np.concatenate(log_ratios_D)
     ratios = np.exp(log_ratios)
+    differences = batch.collect_trained_values("logprobs").astype(np.float64) - training_logprobs
     return {
         "train/loss": loss_sum / len(training_logprobs),
         **summarize_distribution("logprobs", training_logprobs, "_training"),
-        "logprobs/diff": float((sampling_logprobs - training_logprobs).mean()),
-        "logprobs/gap": float(np.abs(sampling_logprobs - training_logprobs).mean()),
+        "logprobs/diff": float(differences.mean()),
+        "logprobs/gap": float(np.abs(differences).mean()),
         "kl/sampling_train": float((ratios - 1 - log_ratios).mean()),
         "entropy/training": float(-(ratios * training_logprobs).mean()),
         **_compute_clipped_share(log_ratios_D, config),
@@ -112,11 +107,7 @@ def compute_rollout_metrics(
             lengths.append(int(loss_mask_T.sum()))
             if len(logprobs_G):
                 logprobs_T = np.asarray(logprobs_G[index], np.float64)
-                # The first token is not predicted.
-                sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]
-                logprobs.append(
-                    sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)]
-                )
+                logprobs.append(_select_sampled_logprobs(logprobs_T, loss_mask_T))
                 staleness_values += find_span_staleness(
                     np.asarray(group["tokens"][index]), logprobs_T, loss_mask_T, usage
                 )
@@ -126,8 +117,12 @@ def compute_rollout_metrics(
     if sum(map(len, logprobs)):
         metrics["entropy/sampling"] = -float(np.concatenate(logprobs).mean())
     if staleness_values:
-        metrics |= {
-            "staleness/mean": float(np.mean(staleness_values)),
-            "staleness/max": float(max(staleness_values)),
-        }
+        metrics["staleness/mean"] = float(np.mean(staleness_values))
+        metrics["staleness/max"] = float(max(staleness_values))
     return metrics
+
+
+def _select_sampled_logprobs(logprobs_T: Array, loss_mask_T: Array) -> Array:
+    """Return the usable log-probabilities of sampled tokens; the first token is not predicted."""
+    sampled_logprobs = logprobs_T[1:][loss_mask_T[1:]]
+    return sampled_logprobs[np.isfinite(sampled_logprobs) & (sampled_logprobs <= 0.01)]

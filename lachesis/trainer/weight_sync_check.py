@@ -85,6 +85,7 @@ class WeightSyncCheck:
         if self._reference is None and self._ensure_text(tokens):
             sample = await self._sample_with_retry()
             if sample is not None:
+                # A server that samples in lower precision than it trains has a gap from the start.
                 self._max_gap = max(self._max_gap, MAX_GAP_GROWTH * sample.measure_gap())
                 self._reference, self._last_sampler_logprobs = sample, sample.sampler_logprobs
 
@@ -104,6 +105,7 @@ class WeightSyncCheck:
         sample = await self._sample_with_retry()
         if sample is None:
             return None  # The check is repeated after the next update.
+        # Checks become rarer: a fault of the server shows at the first updates.
         self._next_check = self._num_updates + min(self._num_updates, MAX_UPDATES_BETWEEN_CHECKS)
         trainer_change, sampler_change = sample.measure_change(self._reference)
         log.info(
@@ -114,6 +116,7 @@ class WeightSyncCheck:
             sampler_change,
             sample.measure_gap(),
         )
+        # Small changes add up against the same reference until they are measurable.
         if trainer_change >= MIN_MEASURABLE_CHANGE:
             self._reference = sample
         return sample.measure_gap()

@@ -14,7 +14,7 @@ It needs no Prefect server. The checks are:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,30 +204,9 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
     for index, (tokens, masks, logprobs) in enumerate(
         zip(group["tokens"], group["masks"], logprobs_G, strict=False)
     ):
-        if not len(tokens) == len(masks) == len(logprobs):
-            lengths = f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs"
-            return CheckResult(
-                "tokens", "failed", f"rollout {index} has {lengths}; the three must have one length"
-            )
-        for position, (token, mask, logprob) in enumerate(
-            zip(tokens, masks, logprobs, strict=True)
-        ):
-            if mask not in (-100, token):
-                return CheckResult(
-                    "tokens",
-                    "failed",
-                    f"rollout {index} has a mask {mask} at token {token}; allowed: -100 and the "
-                    f"token",
-                )
-            # The first token is not predicted.
-            if position and mask != -100 and not logprob <= 0.01:
-                return CheckResult(
-                    "tokens",
-                    "failed",
-                    f"rollout {index} has a log-probability of {logprob} at a token to be trained "
-                    f"on",
-                )
-            num_trained += mask != -100
+        if problem := _find_token_problem(tokens, masks, logprobs):
+            return CheckResult("tokens", "failed", f"rollout {index} has {problem}")
+        num_trained += sum(mask != -100 for mask in masks)
     if not num_trained:
         return CheckResult(
             "tokens", "failed", "every token is masked with -100: nothing would be trained on"
@@ -243,6 +222,22 @@ def _check_tokens(group: Mapping[str, Any]) -> CheckResult:
         )
         return CheckResult("tokens", "warned", f"{message}; {remark}")
     return CheckResult("tokens", "passed", message)
+
+
+def _find_token_problem(
+    tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float]
+) -> str | None:
+    """Return what the trainer would refuse in one rollout, if anything."""
+    if not len(tokens) == len(masks) == len(logprobs):
+        lengths = f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs"
+        return f"{lengths}; the three must have one length"
+    for position, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
+        if mask not in (-100, token):
+            return f"a mask {mask} at token {token}; allowed: -100 and the token"
+        # The first token is not predicted. Rounding may make a log-probability slightly positive.
+        if position and mask != -100 and not logprob <= 0.01:
+            return f"a log-probability of {logprob} at a token to be trained on"
+    return None
 
 
 def _check_round_trip(group: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> CheckResult:

@@ -180,23 +180,36 @@ def make_forecast(
         )
         for per_rollout in (low, expected, high)
     ]
-    measured_text = f"{num_rollouts} rollouts in {len(measured_groups)} groups"
-    if step_seconds:
-        pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)"
-    else:
-        pace_text = "the speed of that sampling"
+    cost_usd = None
+    if prices:
+        cost_usd = _make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
     return Forecast(
         planned=planned,
         tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
         prompt_is_shared=any(group.completions_per_prompt > 1 for group in measured_groups),
         tokens=_make_range([tokens.total for tokens in token_bounds], digits=0),
         hours=_estimate_hours(measured_groups, num_rollouts, planned, step_seconds),
-        cost_usd=_make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
-        if prices
-        else None,
-        basis=f"{measured_text}, {pace_text}{_describe_missing_evaluations(planned)}"
-        + (f", prices of {prices.dated}" if prices else ", no known price of the base model"),
+        cost_usd=cost_usd,
+        basis=_describe_basis(num_rollouts, len(measured_groups), planned, prices, step_seconds),
     )
+
+
+def _describe_basis(
+    num_rollouts: int,
+    num_groups: int,
+    planned: PlannedRun,
+    prices: Prices | None,
+    step_seconds: float | None,
+) -> str:
+    """Return in words what the forecast was computed from."""
+    measured_text = f"{num_rollouts} rollouts in {num_groups} groups"
+    if step_seconds:
+        pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)"
+    else:
+        pace_text = "the speed of that sampling"
+    price_text = f"prices of {prices.dated}" if prices else "no known price of the base model"
+    evaluation_text = _describe_missing_evaluations(planned)
+    return f"{measured_text}, {pace_text}{evaluation_text}, {price_text}"
 
 
 def compare_with_forecast(

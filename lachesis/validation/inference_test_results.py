@@ -20,24 +20,18 @@ from lachesis.validation.verdict import choose_best_word as best_word
 
 
 def make_model_result(
-    output: Path, model: str, wandb_run: str, *, error: str | None, prompts: bool, verdict: Verdict | None = None,
+    output: Path,
+    model: str,
+    wandb_run: str,
+    *,
+    error: str | None,
+    prompts: bool,
+    verdict: Verdict | None = None,
     forecast: Forecast | None = None,
-) -> Json:  # fmt: skip
+) -> Json:
     """Return the result of one model, with its verdict and forecast."""
     lines = read_groups(output)
-    model_labels = {name: (title, scale) for name, title, scale in DEFAULT_MODELS}
-    title, scale = model_labels.get(
-        model, (shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom")
-    )
-    steps = [
-        _make_step(index, [float(score) for score in line["scores"] if is_score(score)])
-        for index, line in enumerate(lines, 1)
-    ]
-    num_completions, num_correct = (
-        sum(step["completions"] for step in steps),
-        sum(step["correct"] for step in steps),
-    )
-    num_successful_steps = sum(step["correct"] > 0 for step in steps)
+    title, scale = _describe_model(model)
     result: Json = {
         "model": model,
         "name": title,
@@ -45,6 +39,39 @@ def make_model_result(
         "wandb_run": wandb_run,
         "output_file": str(output),
         "log_file": str(output.with_suffix(".log")),
+        **_summarize_steps(lines),
+    }
+    if prompts:
+        result["prompts"] = [_make_answered_prompt(line) for line in lines]
+    for name, report in (("verdict", verdict), ("forecast", forecast)):
+        if report is not None:
+            result[name] = report.model_dump(mode="json")
+    if error:
+        result["error"] = error
+    return result
+
+
+def _describe_model(model: str) -> tuple[str, str]:
+    """Return the title and the scale of a model."""
+    for name, title, scale in DEFAULT_MODELS:
+        if name == model:
+            return title, scale
+    return shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom"
+
+
+def _summarize_steps(lines: list[Json]) -> Json:
+    """Return the steps with their totals; a share has the interval of the mean over groups."""
+    steps = [
+        _make_step(index, [float(score) for score in line["scores"] if is_score(score)])
+        for index, line in enumerate(lines, 1)
+    ]
+    num_completions = sum(step["completions"] for step in steps)
+    num_correct = sum(step["correct"] for step in steps)
+    num_successful_steps = sum(step["correct"] > 0 for step in steps)
+    sum_of_shares = sum(
+        step["correct"] / step["completions"] for step in steps if step["completions"]
+    )
+    return {
         "steps": steps,
         "steps_tested": len(steps),
         "total_completions": num_completions,
@@ -52,19 +79,9 @@ def make_model_result(
         "accuracy": round(num_correct / num_completions, 3) if num_completions else 0.0,
         "steps_with_correct": num_successful_steps,
         "step_success_rate": round(num_successful_steps / len(steps), 3) if steps else 0.0,
-        "accuracy_interval": _make_group_interval(
-            sum(step["correct"] / step["completions"] for step in steps if step["completions"]),
-            steps,
-        ),
+        "accuracy_interval": _make_group_interval(sum_of_shares, steps),
         "step_success_interval": _make_group_interval(num_successful_steps, steps),
     }
-    if prompts:
-        result["prompts"] = [_make_answered_prompt(line) for line in lines]
-    reports = {"verdict": verdict, "forecast": forecast}
-    result |= {
-        key: report.model_dump(mode="json") for key, report in reports.items() if report is not None
-    }
-    return {**result, **({"error": error} if error else {})}
 
 
 def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:

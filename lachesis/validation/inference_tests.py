@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -132,7 +132,9 @@ class InferenceTestStore:
         """Return the folder of a test."""
         return self.root / test_id
 
-    def create(self, request: InferenceRequest, config_yaml: str, **fields: Any) -> InferenceTest:
+    def create(
+        self, request: InferenceRequest, config_yaml: str, **fields: object
+    ) -> InferenceTest:
         """Create a test.
 
         Raises:

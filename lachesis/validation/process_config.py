@@ -27,10 +27,7 @@ def make_process_config(
     W&B, which is offline in a test.
     """
     content = yaml.safe_load(config.to_yaml())
-    if request.prompts:
-        groups = get_environment_groups_file(output)
-    else:
-        groups = output
+    groups = get_environment_groups_file(output) if request.prompts else output
     content["env"].update(
         total_steps=request.num_steps,
         group_size=request.group_size,

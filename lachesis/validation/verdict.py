@@ -94,24 +94,12 @@ def judge_learnability(
         + inference_counts.empty
     )
     num_tried = len(groups) + inference_counts.empty
-    numbers = {
-        "groups": len(groups),
-        "reward_mean": _round(statistics.fmean(scores)) if scores else None,
-        "reward_std": _round(statistics.pstdev(scores)) if scores else None,
-        "reward_spread": _round(statistics.fmean(map(statistics.pstdev, groups)))
-        if groups
-        else None,
-        "zero_signal_share": _round(num_without_signal / num_tried) if num_tried else None,
-        "truncation_rate": _round(inference_counts.truncated / inference_counts.completions)
-        if inference_counts.completions
-        else None,
-        "invalid_rate": _round(inference_counts.invalid / rollouts) if rollouts else 0.0,
-    }
     counts = {
         "zero_signal_share": (num_without_signal, num_tried),
         "truncation_rate": (inference_counts.truncated, inference_counts.completions),
         "invalid_rate": (inference_counts.invalid, rollouts),
     }
+    numbers = {**_summarize_scores(scores, groups), **_compute_shares(counts)}
     intervals = _compute_intervals(counts)
     faults = _find_faults(inference_counts, groups, rollouts, error, model_free or {})
     if faults:
@@ -119,6 +107,27 @@ def judge_learnability(
     word, evidence = _choose_word(num_tried, scores, 1 - num_without_signal / num_tried)
     evidence += _collect_remarks(inference_counts, groups, rollouts)
     return Verdict(word=word, evidence=evidence, intervals=intervals, **numbers)
+
+
+def _summarize_scores(scores: list[float], groups: list[list[float]]) -> dict[str, Any]:
+    if not scores:
+        return {"groups": 0, "reward_mean": None, "reward_std": None, "reward_spread": None}
+    return {
+        "groups": len(groups),
+        "reward_mean": _round(statistics.fmean(scores)),
+        "reward_std": _round(statistics.pstdev(scores)),
+        "reward_spread": _round(statistics.fmean(map(statistics.pstdev, groups))),
+    }
+
+
+def _compute_shares(counts: Mapping[str, tuple[int, int]]) -> dict[str, float | None]:
+    """Return each count's share of its total; None without a total."""
+    shares: dict[str, float | None] = {
+        name: _round(count / total) if total else None for name, (count, total) in counts.items()
+    }
+    # A model whose every answer was dropped has no invalid ones either.
+    shares["invalid_rate"] = shares["invalid_rate"] or 0.0
+    return shares
 
 
 def _find_faults(
@@ -178,13 +187,10 @@ def _collect_remarks(
 ) -> list[str]:
     """Return further observations for the reader."""
     remarks = []
-    if (
-        inference_counts.completions
-        and inference_counts.truncated / inference_counts.completions >= MAX_TRUNCATED_SHARE
-    ):
+    truncated, completions = inference_counts.truncated, inference_counts.completions
+    if completions and truncated / completions >= MAX_TRUNCATED_SHARE:
         remarks.append(
-            f"{inference_counts.truncated} of {inference_counts.completions} completions were "
-            "truncated at the token limit; raise it"
+            f"{truncated} of {completions} completions were truncated at the token limit; raise it"
         )
     if inference_counts.invalid:
         remarks.append(

@@ -1,0 +1,98 @@
+"""Define the arguments that several tools share or that take many lines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+ResumedRun = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="An ended run to continue, from its newest checkpoint if there is one",
+    ),
+]
+
+
+StartFrom = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
+    ),
+]
+
+
+NewLimits = Annotated[
+    dict[str, Any] | None,
+    Field(
+        max_length=10,
+        description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
+    ),
+]
+
+
+TestedModels = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
+    Field(
+        min_length=1,
+        max_length=10,
+        description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint",
+    ),
+]
+
+
+TestPrompts = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,
+    Field(
+        min_length=1,
+        max_length=50,
+        description="Prompts of your own, answered and scored instead of items",
+    ),
+]
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Field(min_length=1, max_length=200, description="The same key returns the same run"),
+]
+
+
+AllowDuplicate = Annotated[
+    bool,
+    Field(
+        description="Start another run although the same draft was started within the last minute"
+    ),
+]
+
+
+RequireValidation = Annotated[
+    bool,
+    Field(
+        description="Refuse unless a test of this code, at most seven days old, found it learnable"
+    ),
+]
+
+
+CreateFile = Annotated[
+    bool,
+    Field(
+        description="Create a working file of that name from the template first, for you to change"
+    ),
+]
+
+
+InstallRequirements = Annotated[
+    bool,
+    Field(description="Install the requirements in the header of the file first (PEP 723)"),
+]
+
+
+AnsweringModel = Annotated[
+    str | None,
+    Field(
+        max_length=1000,
+        description="A folder with the model that answers; by default the tiny one",
+    ),
+]
