@@ -1,6 +1,6 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
-# make test    all tests            make lint    style, types, import direction
+# make test    all tests            make lint    style, types, import direction, names and sizes
 # make house   measure names, sizes and sentences, and compare them with what is allowed
 # make faults  break everything that can break, and print a table (half an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
@@ -43,6 +43,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python bench/house.py
 
 house:
 	$(PYTHON) bench/house.py

@@ -63,8 +63,10 @@ def medium() -> Path:
 
         torch.manual_seed(0)
         config = Qwen3Config(
-            vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=10, num_attention_heads=8,
-            num_key_value_heads=4, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=258,
+            vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=10,
+            num_attention_heads=8,
+            num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
+            tie_word_embeddings=True, eos_token_id=258,
         )  # fmt: skip
         Qwen3ForCausalLM(config).save_pretrained(folder)
         build.build_tokenizer().save_pretrained(folder)
@@ -165,7 +167,8 @@ def theirs(model: str, python: str) -> Found:
         uv.write_text(f'#!/bin/sh\nwhile [ "$1" != -m ]; do shift; done\nexec {python} "$@"\n')
         uv.chmod(0o700)
         command = [
-            python, "-m", "tx.tinker.api", "--base-model", model, "--port", str(port), "--host", "127.0.0.1",
+            python, "-m", "tx.tinker.api", "--base-model", model, "--port", str(port), "--host",
+            "127.0.0.1",
             "--checkpoints-base", store, "--database-url", f"sqlite:///{store}/tinker.db",
             "--backend-config", '{"max_lora_adapters": 3, "max_lora_rank": 32}',
         ]  # fmt: skip

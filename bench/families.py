@@ -180,7 +180,8 @@ def _compare(family: str, base: BaseLanguageModel, plain: Any, folder: Path) -> 
     apart = [difference(plain, sampled[1::2])]
     theirs = PeftModel.from_pretrained(plain, str(before), is_trainable=True).eval()
     loaded = {name.removeprefix("base_model.model.").removesuffix(".lora_A.default")
-              for name, _ in theirs.named_modules() if name.endswith(".lora_A.default")}  # fmt: skip
+              for name,
+              _ in theirs.named_modules() if name.endswith(".lora_A.default")}  # fmt: skip
     apart.append(difference(theirs, sampled[::2]))
     step_with_peft(theirs, [tokens for tokens, _ in sampled])
     trained = [engine_logprobs(base, model, tokens) for tokens, _ in sampled]
@@ -343,7 +344,9 @@ def page(outcomes: list[Outcome]) -> str:
 
 
 def _reason(outcome: Outcome) -> str:
-    """The middle of the engine's message: what is wrong, without the model's name and the advice."""
+    """The middle of the engine's message: what is wrong, without the model's name and the
+    advice.
+    """
     reason = outcome.reason.partition("cannot be served correctly: ")[2] or outcome.reason
     return reason.partition("; allowed: models")[0].replace("|", "\\|")[:200]
 

@@ -33,9 +33,9 @@ FINITE_VERB = re.compile(
 NOT_VERBS = set(
     re.findall(
         r"\w+",
-        """a an the this that these those what whether how why where who whose which all any both each every some
-        no none not of in on at by to for from with without as if when while until after before only one two three
-        its it and or""",
+        """a an the this that these those what whether how why where who whose which all any both
+        each every some no none not of in on at by to for from with without as if when while until
+        after before only one two three its it and or""",
     )
 )
 Function = ast.FunctionDef | ast.AsyncFunctionDef

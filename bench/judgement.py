@@ -206,15 +206,26 @@ def main() -> None:
     args = parser.parse_args()
     from table import show
 
-    columns = ["kind", "worse than suspect", "suspect", "not learning", "… before half", "… before take-off",
-               "… long after it", "… at the end", "… in first tenth", "median delay of alarm"]  # fmt: skip
+    columns = [
+        "kind",
+        "worse than suspect",
+        "suspect",
+        "not learning",
+        "… before half",
+        "… before take-off",
+        "… long after it",
+        "… at the end",
+        "… in first tenth",
+        "median delay of alarm",
+    ]
     rows: list[list[object]] = []
     failed = False
     for kind in KINDS:
         tally = simulate(kind, args.runs, args.seed)
         assert tally.ever is not None
         assert tally.delays is not None
-        counts = (tally.worse, tally.ever["suspect"], tally.ever["not learning"], tally.missing_by_half, tally.missing_before,
+        counts = (tally.worse, tally.ever["suspect"], tally.ever["not learning"],
+            tally.missing_by_half, tally.missing_before,
                   tally.missing_after, tally.missing_at_end, tally.too_soon)  # fmt: skip
         delay = (
             f"{sorted(tally.delays)[args.runs // 2]:.1%} of the run" if kind == "collapsing" else ""

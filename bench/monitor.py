@@ -88,8 +88,10 @@ def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> N
             for name in ("engine", "api", "trainer", "environment")
         }
         record = RunRecord(
-            run_id=f"{number:08x}", environment="bench", environment_file="x.py", profile="embedded", base_model="m",
-            total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n", status="running", phase="training",
+            run_id=f"{number:08x}", environment="bench", environment_file="x.py",
+            profile="embedded", base_model="m",
+            total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n", status="running",
+            phase="training",
             started_at=now_iso(), flow_run_id=flow_run, prefect_api_url=url, services=services,
         )  # fmt: skip
         folder = store.create(record, config)

@@ -36,14 +36,17 @@ def make_batch(rollouts: int, tokens: int) -> bytes:
         groups.append({
             "tokens": ids,
             "masks": [[-100] * 500 + row[500:] for row in ids],
-            "inference_logprobs": [[1.0] * 500 + [float(np.float32(-draw.random())) for _ in row[500:]] for row in ids],
+            "inference_logprobs": [
+                [1.0] * 500 + [float(np.float32(-draw.random())) for _ in row[500:]] for row in ids
+            ],
             "scores": [float(number % 2) for number in range(GROUP)],
         })  # fmt: skip
     return json.dumps({"batch": groups}).encode()
 
 
 async def serve(body: bytes) -> asyncio.Server:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n".encode()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(

@@ -112,9 +112,12 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
         MOST_STEPS * GROUPS // 80
     )
     options = GRPOConfig(
-        output_dir="unused", use_cpu=True, seed=seed, per_device_train_batch_size=GROUPS * SAMPLES, num_generations=SAMPLES,
-        max_completion_length=NEW, temperature=1.0, beta=0.0, learning_rate=RATE, lr_scheduler_type="constant", adam_beta2=0.95,
-        weight_decay=0.0, max_grad_norm=0.0, max_steps=MOST_STEPS, scale_rewards="none", loss_type="dr_grpo",
+        output_dir="unused", use_cpu=True, seed=seed, per_device_train_batch_size=GROUPS * SAMPLES,
+        num_generations=SAMPLES,
+        max_completion_length=NEW, temperature=1.0, beta=0.0, learning_rate=RATE,
+        lr_scheduler_type="constant", adam_beta2=0.95,
+        weight_decay=0.0, max_grad_norm=0.0, max_steps=MOST_STEPS, scale_rewards="none",
+        loss_type="dr_grpo",
         save_strategy="no", report_to="none", logging_strategy="no", disable_tqdm=True, bf16=False,
         gradient_checkpointing=False, shuffle_dataset=False,
     )  # fmt: skip

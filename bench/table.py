@@ -20,4 +20,5 @@ def show(title: str, columns: list[str], rows: list[list[object]]) -> None:
 
 def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+    python = f"Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, {python}"

@@ -191,7 +191,8 @@ async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]
     async with get_client() as client:
         while True:
             await asyncio.sleep(CANCELLATION_POLL_S)
-            # A polling task that has ended had given up; a cancelled one belongs to a runner that ends.
+            # A polling task that has ended had given up; a cancelled one belongs to a runner that
+            # ends.
             for observer in (runner._cancelling_observer for runner in runners):
                 polling_task = observer._polling_task if observer else None
                 if (

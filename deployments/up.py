@@ -103,6 +103,7 @@ class Launcher:
     def run(self) -> int:
         """Run until SIGTERM or until a part cannot be restarted; return 0 in the first case."""
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # A handler only sets the event, because it may interrupt any statement.
             signal.signal(signal_number, lambda *_: self.stop_event.set())
         try:
             with self._hold_launcher_lock():
@@ -137,8 +138,6 @@ class Launcher:
             return
         if time.monotonic() - child.started_at > RESTART_RESET_S:
             child.num_deaths = 0
-        else:
-            child.num_deaths = child.num_deaths
         if child.num_deaths >= len(RESTART_PAUSES_S):
             raise ProcessExitedError(self._describe_death(child))
         pause = RESTART_PAUSES_S[child.num_deaths]
@@ -221,15 +220,8 @@ class Launcher:
         if self.port is not None:
             check_port(self.port)
         port = self.port or _choose_port()
-        command = [
-            sys.executable,
-            "-m",
-            "deployments.server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
+        program = [sys.executable, "-m", "deployments.server"]
+        command = [*program, "--host", "127.0.0.1", "--port", str(port)]
         # Browsers may call it from its own pages only: whoever can change a deployment can run
         # programs here.
         allowed_origins = f"http://127.0.0.1:{port},http://localhost:{port}"
@@ -256,6 +248,7 @@ class Launcher:
 
     def _spawn(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
         log = self.logs / f"{child.name}.log"
+        # The log of the process that has died says why.
         if log.exists() and is_restart:
             os.replace(log, log.with_suffix(".log.1"))
         log.unlink(missing_ok=True)
@@ -306,7 +299,11 @@ class Launcher:
     def _describe_death(self, child: ManagedProcess) -> str:
         log = self.logs / f"{child.name}.log"
         code = child.process.returncode
-        return f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n{read_last_lines(log)}"
+        last_lines = read_last_lines(log)
+        return (
+            f"the Prefect {child.name} exited with code {code}, see {log}; its last lines:\n"
+            f"{last_lines}"
+        )
 
     def _end_all(self) -> None:
         """End the runner, wait, and end the server, which the runner needs to report how its runs

@@ -1,4 +1,6 @@
-"""Add two small numbers, checked exactly: the smallest task on which a model can be seen to learn."""
+"""Add two small numbers, checked exactly: the smallest task on which a model can be seen to
+learn.
+"""
 
 import asyncio
 import random
@@ -58,7 +60,9 @@ class ArithmeticEnv(BaseEnv):
         return self.queue.pop()
 
     def item_from_prompt(self, prompt: str) -> Item | None:
-        """Return the item for a prompt of a user's inference test, or None for anything but a sum."""
+        """Return the item for a prompt of a user's inference test, or None for anything but a
+        sum.
+        """
         match = re.fullmatch(r"\s*(\d{1,9})\s*\+\s*(\d{1,9})\s*=?\s*", prompt)
         if match is None:
             return None

@@ -51,7 +51,9 @@ GRACE_WITHOUT_ENGINE_S = 5.0
 
 @flow(name="launch-training", retries=0)
 def launch(run_id: str, home: str) -> State[Any] | None:
-    """Start the services in order, supervise them, and end them in reverse order whatever happens."""
+    """Start the services in order, supervise them, and end them in reverse order whatever
+    happens.
+    """
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     store = RunStore(Path(home))

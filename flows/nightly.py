@@ -33,7 +33,8 @@ def validate_all(home: str) -> list[str]:
     ]:
         try:
             launch = LaunchRequest(name)
-            # Without a taught model, the model of sums shows at least whether the environment works.
+            # Without a taught model, the model of sums shows at least whether the environment
+            # works.
             if service.describe(launch)["problem"]:
                 launch = LaunchRequest(name, model=TINY_MODEL)
             test = service.start_test(launch, TestOptions())

@@ -100,6 +100,7 @@ class ServiceRestarter:
 
     def _start_environment(self, service: str) -> None:
         """Start an environment at the position of training."""
+        # The API numbers environments in the order of their registration.
         health, env_id = fetch_trainer_health(self.plan), count_registered_environments(self.plan)
         self.env_ids[service] = env_id
         name = self.plan.environment_names[service]

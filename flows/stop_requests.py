@@ -56,6 +56,7 @@ def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
         raise SuspendRequested(SUSPENDED)
     if record.stop_reason:
         raise StopRequested(record.stop_reason)
+    # A process whose parent has died is adopted by another one.
     if os.getppid() != RUNNER_PID:
         raise ProcessExitedError(RUNNER_GONE)
     try:
@@ -121,4 +122,5 @@ def leave_flow_run_suspended() -> State[Any]:
         state = "PAUSED"
     if state in ("CANCELLING", "CANCELLED"):
         return Cancelled(message=f"{SUSPENDED}, then cancelled")
+    # Prefect leaves the state of a flow run that ends by this exception as it is.
     raise Pause(SUSPENDED)

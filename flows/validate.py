@@ -80,13 +80,14 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             raise
     _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
-    summary = result["summary"]
-    if summary["environment_working"]:
+    if result["summary"]["environment_working"]:
         return None
-    what = "is broken" if summary.get("verdict") else "could not be tested"
-    return Failed(
-        message=f"{record.test.request.environment} {what}: {_find_failure_reason(result)}"
-    )
+    return Failed(message=_describe_failure(record.test.request.environment, result))
+
+
+def _describe_failure(environment: str, result: Json) -> str:
+    what = "is broken" if result["summary"].get("verdict") else "could not be tested"
+    return f"{environment} {what}: {_find_failure_reason(result)}"
 
 
 def _describe_error(error: BaseException) -> str:

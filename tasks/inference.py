@@ -54,7 +54,9 @@ class InferenceTestContext:
 
 
 def _should_retry(task_: Any, task_run: Any, state: Any) -> bool:
-    """Retry only if the endpoint could not be reached; an environment's fault would happen again."""
+    """Retry only if the endpoint could not be reached; an environment's fault would happen
+    again.
+    """
     return isinstance(state.result(raise_on_failure=False), ServerDownError)
 
 
@@ -157,6 +159,21 @@ def _prepare_endpoint(
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 
 
+def _make_test_spec(context: InferenceTestContext, model: str, wandb_run_name: str) -> Json:
+    """Return what `lachesis.env_process.inference_test` reads about the test."""
+    test, request = context.test, context.test.request
+    test_spec: Json = {
+        "out": str(context.tests.get_output_file(test, model)),
+        "tally": str(context.tests.get_counters_file(test, model)),
+        "samples": str(context.tests.get_samples_file(test, model)),
+        "prompts": request.prompts,
+        "wandb_run": wandb_run_name,
+    }
+    if request.prompts:
+        test_spec |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
+    return test_spec
+
+
 def _run_process_command(
     group: ServiceGroup,
     context: InferenceTestContext,
@@ -165,19 +182,10 @@ def _run_process_command(
     wandb_run_name: str,
     client_env: dict[str, str],
 ) -> None:
-    test, request = context.test, context.test.request
-    output = context.tests.get_output_file(test, model)
-    test_spec: Json = {
-        "out": str(output),
-        "tally": str(context.tests.get_counters_file(test, model)),
-        "samples": str(context.tests.get_samples_file(test, model)),
-        "prompts": request.prompts,
-        "wandb_run": wandb_run_name,
-    }
-    if request.prompts:
-        test_spec |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
+    output = context.tests.get_output_file(context.test, model)
+    test_spec = _make_test_spec(context, model, wandb_run_name)
     service, files = make_inference_test_spec(
-        request.environment_file,
+        context.test.request.environment_file,
         config_yaml,
         output,
         test_spec,

@@ -1,4 +1,6 @@
-"""The process that supervision is tested on: serve PORT | exit CODE | deaf | sleep | family FILE."""
+"""The process that supervision is tested on: serve PORT | exit CODE | deaf | sleep | family
+FILE.
+"""
 
 import http.server
 import os

@@ -74,7 +74,9 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
-    """Serve this home with a launcher, which is told to end by SIGTERM and leaves nothing behind."""
+    """Serve this home with a launcher, which is told to end by SIGTERM and leaves nothing
+    behind.
+    """
     env = {
         **os.environ,
         "LACHESIS_HOME": str(home),

@@ -92,6 +92,7 @@ def _find_running_job(job: CheckJob) -> CheckJob | None:
     for earlier_job in _load_newest_jobs():
         if earlier_job.model_dump(include=compared_fields) != values:
             continue
+        # A job whose process was killed is still stored as running.
         if refresh_check_job(earlier_job.check_id).status == "running":
             return earlier_job
     return None

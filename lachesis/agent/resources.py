@@ -28,7 +28,9 @@ class Resource:
 
 
 def get_skill_path() -> Path:
-    """Return the path of the skill that teaches an agent these tools; it is part of the checkout."""
+    """Return the path of the skill that teaches an agent these tools; it is part of the
+    checkout.
+    """
     return paths.checkout_dir() / "skills" / "rl-training" / "SKILL.md"
 
 

@@ -36,7 +36,8 @@ def make_session_name(folder: Path | None = None) -> str:
     """
     working_folder = (folder or Path.cwd()).resolve()
     readable_name = re.sub(r"[^A-Za-z0-9._-]", "-", working_folder.name)[:40].strip(".-") or "root"
-    return f"{readable_name}-{hashlib.sha256(str(working_folder).encode(errors='replace')).hexdigest()[:8]}"
+    digest = hashlib.sha256(str(working_folder).encode(errors="replace")).hexdigest()
+    return f"{readable_name}-{digest[:8]}"
 
 
 class Draft(BaseModel):

@@ -80,7 +80,8 @@ def rl_select_environment(
         str | None,
         Field(
             max_length=1000,
-            description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's",
+            description="Base model: a Hugging Face name, a folder or `tiny`; by default the "
+            "profile's",
         ),
     ] = None,
 ) -> schemas.SelectAnswer:
@@ -341,5 +342,7 @@ def get_missing_keys() -> list[str]:
 
 
 def check_rl_api_keys() -> bool:
-    """Return whether the tools can be offered: Python is new enough and the profile's keys are set."""
+    """Return whether the tools can be offered: Python is new enough and the profile's keys are
+    set.
+    """
     return check_rl_python_version() and not get_missing_keys()

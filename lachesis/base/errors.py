@@ -112,7 +112,9 @@ class RequirementsError(RLEnvironmentError):
 
 
 class StageError(RLEnvironmentError):
-    """The environment did not pass a stage of its validation; `details["stage"]` names the stage."""
+    """The environment did not pass a stage of its validation; `details["stage"]` names the
+    stage.
+    """
 
     code = "stage"
 

@@ -68,7 +68,9 @@ def get_failure_kind(reason: str) -> str:
 
 
 def sanitize_reason(reason: str) -> str:
-    """Return the reason on one line, in valid Unicode, without secrets, cut to `MAX_REASON_LENGTH`."""
+    """Return the reason on one line, in valid Unicode, without secrets, cut to
+    `MAX_REASON_LENGTH`.
+    """
     # Half of a surrogate pair (half an emoji) could not be written as JSON.
     encodable = reason.encode("utf-8", "replace").decode()
     return redact(" ".join(encodable.split()))[:MAX_REASON_LENGTH]
@@ -115,7 +117,9 @@ def _get_message(error: BaseException) -> str:
 
 
 def _find_own_line(error: BaseException, environment_file: str | None) -> str | None:
-    """Return the innermost line in the environment's file, else in code outside of all libraries."""
+    """Return the innermost line in the environment's file, else in code outside of all
+    libraries.
+    """
     lines = _list_frame_lines(error)
     file = str(Path(environment_file or sys.argv[0]).resolve())
     own_lines = [line for line in lines if line[0] == file] or [

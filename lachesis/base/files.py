@@ -61,6 +61,7 @@ def create_folder_atomically(target: Path) -> Iterator[Path]:
     """
     exists = target.is_dir()  # It may be a mount point, so it is filled and not replaced.
     parent = target if exists else target.parent
+    # Beside the target, because a rename between file systems is not atomic.
     temporary = parent / f".{target.name or 'new'}.{os.getpid()}.{secrets.token_hex(3)}"
     try:
         with storage_errors(target):

@@ -14,7 +14,9 @@ from starlette.exceptions import HTTPException
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Add handlers for requests that FastAPI refuses and for text that cannot be encoded as UTF-8."""
+    """Add handlers for requests that FastAPI refuses and for text that cannot be encoded as
+    UTF-8.
+    """
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(UnicodeEncodeError, _handle_encode_error)

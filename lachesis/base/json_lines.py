@@ -37,7 +37,9 @@ def parse_json_lines(content: bytes) -> list[Json]:
 
 
 def read_json_lines(path: Path) -> list[Json]:
-    """Return the objects of a file in order, as `parse_json_lines` does; none if it cannot be read."""
+    """Return the objects of a file in order, as `parse_json_lines` does; none if it cannot be
+    read.
+    """
     try:
         return parse_json_lines(path.read_bytes())
     except OSError:

@@ -41,7 +41,8 @@ def checkout_dir() -> Path:
     if not (root / "deployments" / "up.py").is_file():
         raise MissingDependencyError(
             f"{root} is not a Lachesis checkout (it has no deployments/up.py); the flows live in "
-            f"the checkout, not in the installed package: clone the repository and set LACHESIS_CHECKOUT to it"
+            f"the checkout, not in the installed package: clone the repository and set "
+            f"LACHESIS_CHECKOUT to it"
         )
     return root
 

@@ -8,7 +8,9 @@ from lachesis.base.json_text import Json
 
 
 class ResponseModel(BaseModel):
-    """A typed answer. What is not known is absent from its JSON; null says that there is no value."""
+    """A typed answer. What is not known is absent from its JSON; null says that there is no
+    value.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 

@@ -21,13 +21,17 @@ MIN_SECRET_LENGTH = 8
 INHERITED_VARIABLES = (
     # the system: programs, libraries, language, places for files, the network's proxies and
     # certificates
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*", "TMPDIR", "TEMP", "TMP", "XDG_*",
-    "LD_LIBRARY_PATH", "DYLD_*", "*_PROXY", "*_proxy", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*", "TMPDIR",
+    "TEMP", "TMP", "XDG_*",
+    "LD_LIBRARY_PATH", "DYLD_*", "*_PROXY", "*_proxy", "SSL_CERT_*", "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
     # Python, numbers and devices
-    "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CUDA_*", "NVIDIA_*", "NCCL_*",
+    "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CUDA_*",
+    "NVIDIA_*", "NCCL_*",
     "PYTORCH_*", "TORCH_*", "TORCHINDUCTOR_*", "HIP_*", "ROCR_*", "TOKENIZERS_PARALLELISM",
     # models and data sets, and this project's own settings
-    "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT", "LACHESIS_ENVIRONMENTS",
+    "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT",
+    "LACHESIS_ENVIRONMENTS",
 )  # fmt: skip
 
 
@@ -96,7 +100,9 @@ def build_child_env(
 
 
 def read_public_variables(prefix: str) -> dict[str, str]:
-    """Return this process's variables whose names begin with `prefix`, except those with secrets."""
+    """Return this process's variables whose names begin with `prefix`, except those with
+    secrets.
+    """
     variables = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
     return {
         name: value

@@ -196,7 +196,9 @@ def _read_structure(
     *,
     otherwise: object,
 ) -> Any:
-    """Parse a list or an object written as JSON or YAML, and convert its items as the schema says."""
+    """Parse a list or an object written as JSON or YAML, and convert its items as the schema
+    says.
+    """
     content = _read_json(text)
     if content is NOT_PARSED:
         try:

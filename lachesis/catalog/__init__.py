@@ -1,1 +1,3 @@
-"""Look at environments from outside: which there are, what they require, and what fields they have."""
+"""Look at environments from outside: which there are, what they require, and what fields they
+have.
+"""

@@ -58,8 +58,8 @@ def find_environment(name: str, folders: Iterable[Path] | None = None) -> Enviro
         UnknownEnvironmentError: There is none; the message lists the names that exist.
         EnvironmentLoadError: The file of this name does not parse.
     """
-    folders = None if folders is None else list(folders)
-    result = scan_environments(folders)
+    searched = paths.environment_dirs() if folders is None else list(folders)
+    result = scan_environments(searched)
     for environment in result.environments:
         if environment.name == name:
             return environment
@@ -70,7 +70,7 @@ def find_environment(name: str, folders: Iterable[Path] | None = None) -> Enviro
     raise UnknownEnvironmentError(
         f"there is no environment {shorten(repr(name), 80)}; available: "
         f"{', '.join(available) or 'none'} (searched "
-        f"{', '.join(map(str, paths.environment_dirs() if folders is None else folders)) or 'no folder'}; "
+        f"{', '.join(map(str, searched)) or 'no folder'}; "
         "LACHESIS_ENVIRONMENTS adds more folders)",
         available=available,
     )

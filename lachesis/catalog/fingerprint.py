@@ -75,7 +75,9 @@ def list_further_roots(file: Path) -> list[Path]:
 
 
 def find_repository(file: Path) -> Path | None:
-    """Return the nearest folder above the file that is the root of a repository or project, if any."""
+    """Return the nearest folder above the file that is the root of a repository or project, if
+    any.
+    """
     return next(
         (
             folder

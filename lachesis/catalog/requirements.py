@@ -38,15 +38,19 @@ HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
 MAX_LOG_LINES = 15
 # Packages whose import name differs from the name that pip installs.
 DISTRIBUTIONS = {
-    "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python", "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv", "git": "gitpython", "PIL": "pillow", "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ScriptRequirements:
-    """Hold the requirements of a file; `python` is a range of versions, or empty for any version."""
+    """Hold the requirements of a file; `python` is a range of versions, or empty for any
+    version.
+    """
 
     dependencies: tuple[str, ...] = ()
     python: str = ""

@@ -1,4 +1,6 @@
-"""Write the file that `lachesis env new` creates: a working environment for its author to change."""
+"""Write the file that `lachesis env new` creates: a working environment for its author to
+change.
+"""
 
 from __future__ import annotations
 

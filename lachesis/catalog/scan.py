@@ -86,6 +86,7 @@ def scan_environments(search_paths: Iterable[Path] | None = None) -> ScanResult:
             )
             files.pop()
         searched_files |= set(files)
+        # A file that was named alone may inherit from classes of other files.
         imported_files: set[Path] = set()
         if search_path.is_file():
             imported_files = fingerprint.list_source_files(search_path) - set(files)
@@ -199,7 +200,9 @@ def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
 
 
 def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements that bind names of the module, not those in functions or classes."""
+    """Yield the import statements that bind names of the module, not those in functions or
+    classes.
+    """
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -234,7 +237,9 @@ def _base_name(base: ast.expr) -> str | None:
 
 
 def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Return the classes that reach BaseEnv through their bases, which are compared by name only."""
+    """Return the classes that reach BaseEnv through their bases, which are compared by name
+    only.
+    """
     environment_names = {ROOT_CLASS}
     while True:
         extended_names = environment_names | {
@@ -252,7 +257,9 @@ def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
 
 
 def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Return the classes that no other class of the same file inherits from; those are bases only."""
+    """Return the classes that no other class of the same file inherits from; those are bases
+    only.
+    """
     classes_by_file: dict[Path, list[_ScannedClass]] = collections.defaultdict(list)
     for scanned_class in classes:
         classes_by_file[scanned_class.file].append(scanned_class)

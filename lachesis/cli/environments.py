@@ -1,4 +1,6 @@
-"""Run `lachesis env` and `lachesis model`: create an environment, check it, and build a tiny model."""
+"""Run `lachesis env` and `lachesis model`: create an environment, check it, and build a tiny
+model.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def _check_environment(args: argparse.Namespace) -> int:
     }
     if not has_failed:
         shutil.rmtree(folder, ignore_errors=True)
-    summary = f"{environment.name} {f'has failed; logs: {folder}' if has_failed else 'passed every check'}"
+    outcome = f"has failed; logs: {folder}" if has_failed else "passed every check"
+    summary = f"{environment.name} {outcome}"
     console.print_answer(args, {**answer, "checks": [asdict(line) for line in lines]}, summary)
     return int(has_failed)
 

@@ -19,10 +19,14 @@ from lachesis.base.errors import LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
 
 EPILOG = (
-    "Start with `lachesis demo`, or with `lachesis serve` in one terminal and `lachesis train arithmetic --watch` in\n\
-another. All files are kept under $LACHESIS_HOME."
+    "Start with `lachesis demo`, or with `lachesis serve` in one terminal and\n"
+    "`lachesis train arithmetic --watch` in another. All files are kept under $LACHESIS_HOME."
 )
 
+MODEL_HELP = (
+    "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was pretrained "
+    "on the environment)"
+)
 # Adds a command with its help text.
 AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
@@ -228,11 +232,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         "may be repeated",
     )
     _add_edit_options(command)
-    model_help = (
-        "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was "
-        "pretrained on the environment)"
-    )
-    command.add_argument("--model", help=model_help)
+    command.add_argument("--model", help=MODEL_HELP)
     command.add_argument("--seed", type=int)
     command.add_argument(
         "--from",

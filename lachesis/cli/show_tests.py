@@ -26,7 +26,9 @@ _STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
 
 
 def render_test(test: InferenceTest, next_command: str) -> RenderableType:
-    """Return the result per model, the answers to prompts, and the next step if a model can learn."""
+    """Return the result per model, the answers to prompts, and the next step if a model can
+    learn.
+    """
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
     table = make_table(
@@ -91,9 +93,11 @@ def _format_forecast(forecast: Json) -> str:
         money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
     else:
         money = "no price known for the base model"
-    plan_text = f"{forecast['planned']['total_steps']} steps of {forecast['planned']['batch_size']} rollouts"
+    planned = forecast["planned"]
+    plan_text = f"{planned['total_steps']} steps of {planned['batch_size']} rollouts"
     training = f"{format_hours(hours['low'])} to {format_hours(hours['high'])} of training"
-    return f"{plan_text} take {format_count(tokens['low'])} to {format_count(tokens['high'])} tokens, {training}, {money}"
+    token_range = f"{format_count(tokens['low'])} to {format_count(tokens['high'])} tokens"
+    return f"{plan_text} take {token_range}, {training}, {money}"
 
 
 def _format_note(prompt: Json) -> str:

@@ -11,7 +11,9 @@ from lachesis.validation.inference_tests import EMBEDDED
 
 
 def find_trained_model(args: argparse.Namespace) -> str | None:
-    """Return the value of `train --model` that corresponds to a test's only local --model, or None."""
+    """Return the value of `train --model` that corresponds to a test's only local --model, or
+    None.
+    """
     names = [_expand_model_path(name) for name in args.model or []]
     if len(names) == 1 and args.profile == "embedded":
         return names[0]

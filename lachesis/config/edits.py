@@ -50,7 +50,9 @@ MAX_CHARACTERS = 10_000
 
 @dataclass(frozen=True)
 class ConfigField:
-    """Describe one field; `lock_reason` says why it cannot be changed in this profile, or is None."""
+    """Describe one field; `lock_reason` says why it cannot be changed in this profile, or is
+    None.
+    """
 
     section: str
     name: str
@@ -182,7 +184,9 @@ class ConfigFields:
         return field, self._check_value(field, value)
 
     def parse_value(self, field: ConfigField, value: object) -> Any:
-        """Convert a text to the type of the field without checking the value; see `typed_values`."""
+        """Convert a text to the type of the field without checking the value; see
+        `typed_values`.
+        """
         schema = field.schema
         if field.section == "env":  # The environment may allow less than we do for its fields.
             schema = self.environment_properties.get(field.name, schema)

@@ -188,7 +188,9 @@ def list_missing_keys(profile: str, environ: Mapping[str, str] | None = None) ->
 
 
 def list_all_keys() -> list[str]:
-    """Return every environment variable that a profile or the endpoint of an inference test needs."""
+    """Return every environment variable that a profile or the endpoint of an inference test
+    needs.
+    """
     profile_keys = {key for profile in PROFILES.values() for key in profile.required_keys}
     return sorted(profile_keys | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
 

@@ -224,6 +224,7 @@ def resolve_run_config(
         "env": {**own_defaults, **values.get("env", {})},
         **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")},
     }
+    # Later values replace earlier ones field by field, not section by section.
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     _derive_values(sections, environment, model)

@@ -147,7 +147,8 @@ class TinkerSection(Section):
     advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean"
     """Baseline that a rollout's score is compared with inside its group."""
     weight_by: Literal["token", "sequence"] = "token"
-    """How losses are averaged: every token counts the same, or every rollout whatever its length."""
+    """How losses are averaged: every token counts the same, or every rollout whatever its length.
+    """
     cut_rollouts: Literal["train", "leave_out"] = "train"
     """Whether to train on rollouts that the length limit has truncated."""
     kl_coefficient: float = Field(0.0, ge=0, le=10)
@@ -194,7 +195,8 @@ class LimitsSection(Section):
     """
 
     max_hours: float | None = Field(None, gt=0)
-    """Maximum hours of all attempts together; at this limit the run saves a checkpoint and stops."""
+    """Maximum hours of all attempts together; at this limit the run saves a checkpoint and stops.
+    """
     max_tokens: int | None = Field(None, ge=1)
     """Maximum tokens, prefill, sampled and trained together; at this limit the run saves a
     checkpoint and stops.

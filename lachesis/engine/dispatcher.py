@@ -48,6 +48,7 @@ class RequestDispatcher:
         future, is_new = self.futures.get_or_create(
             (owner, sequence_id) if sequence_id is not None else None
         )
+        # A client that has lost a response sends its request again with the same id.
         if is_new:
             future.response_fields = response_fields
             last_sequence_id = self.last_sequence_ids.get(owner, -1)
@@ -73,14 +74,12 @@ class RequestDispatcher:
                 404, f"there is no sampler {body.sampling_session_id}; its session may have ended"
             )
         if self.thread.num_waiting >= MAX_WAITING_REQUESTS:
-            raise HTTPException(
-                429,
-                f"{self.thread.num_waiting} requests wait for samples; ask again later",
-                {"Retry-After": "1"},
-            )
+            message = f"{self.thread.num_waiting} requests wait for samples; ask again later"
+            raise HTTPException(429, message, {"Retry-After": "1"})
         future, is_new = self.futures.get_or_create((body.sampling_session_id, body.seq_id))
         if is_new:
             num_samples = min(max(0, body.num_samples), MAX_SAMPLES_PER_REQUEST)
+            # The SDK expects an id per sample before there is a result.
             future.response_fields["sample_sequence_ids"] = [
                 f"{future.request_id}-{index}" for index in range(num_samples)
             ]
@@ -115,6 +114,7 @@ class RequestDispatcher:
         future = self.futures.get(request_id)
         if future is None or future.payload is not None:
             return "finished"
+        # An operation that has begun changes the weights, so it is not interrupted.
         if not self.thread.cancel_queued_operation(future):
             return "running"
         future.is_cancelled = True
@@ -131,8 +131,8 @@ class RequestDispatcher:
     def end_session(self, session_id: str) -> None:
         """End a session and free its models and samplers."""
         for values_by_owner in (self.client_counts, self.last_sequence_ids):
-            for one in [
-                owner_id for owner_id in values_by_owner if owner_id.startswith(f"{session_id}:")
-            ]:
-                del values_by_owner[one]
+            # A list, because the dictionary changes meanwhile.
+            for owner_id in list(values_by_owner):
+                if owner_id.startswith(f"{session_id}:"):
+                    del values_by_owner[owner_id]
         self.submit((f"end:{session_id}", None), lambda: self.engine.end_session(session_id))

@@ -1,4 +1,6 @@
-"""Cache the keys and values of sequences in slots, which sequences enter and leave between tokens."""
+"""Cache the keys and values of sequences in slots, which sequences enter and leave between
+tokens.
+"""
 
 from __future__ import annotations
 

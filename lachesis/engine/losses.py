@@ -7,12 +7,16 @@ weight) 0.
 
     cross_entropy         -sum(w lp)
     importance_sampling   -sum(r A)
-    ppo                   -sum(min(r A, clip(r, low, high) A))          Schulman et al. 2017, arXiv:1707.06347, eq. 7
-    cispo                 -sum(stop_gradient(clip(r, low, high)) lp A)  MiniMax-M1, arXiv:2506.13585, eq. 4
-    gspo                  ppo with one ratio s per sequence             Zheng et al. 2025, arXiv:2507.18071, eq. 5, 7 and 13
-                          s = exp(mean of lp - q over the masked tokens); its token form, so that each token keeps its advantage
-    dro                   -sum(lp A - beta / 2 (lp - q)^2)              Richemond et al. 2024, arXiv:2405.19107, eq. 4
-                          with the advantage given by the client in place of reward - value
+    ppo                   -sum(min(r A, clip(r, low, high) A))
+                          Schulman et al. 2017, arXiv:1707.06347, eq. 7
+    cispo                 -sum(stop_gradient(clip(r, low, high)) lp A)
+                          MiniMax-M1, arXiv:2506.13585, eq. 4
+    gspo                  ppo with one ratio s per sequence, s = exp(mean of lp - q over the masked
+                          tokens), in its token form, so that each token keeps its advantage
+                          Zheng et al. 2025, arXiv:2507.18071, eq. 5, 7 and 13
+    dro                   -sum(lp A - beta / 2 (lp - q)^2), with the advantage given by the client
+                          in place of reward - value
+                          Richemond et al. 2024, arXiv:2405.19107, eq. 4
 """
 
 from __future__ import annotations

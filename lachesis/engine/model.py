@@ -129,7 +129,9 @@ class BaseLanguageModel:
         )[:, 0]
 
     def _build_masks(self, mask: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Return one mask, or one for each kind of layer if some look back a limited distance only."""
+        """Return one mask, or one for each kind of layer if some look back a limited distance
+        only.
+        """
         if not self._attention_windows:
             return mask
         masks = {}

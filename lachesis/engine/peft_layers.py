@@ -1,4 +1,6 @@
-"""Find out which layers PEFT adapts for given names; in some families they are not the named ones."""
+"""Find out which layers PEFT adapts for given names; in some families they are not the named
+ones.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 MAX_DENSE_ELEMENTS = 2**27
 _PACKAGE = "lachesis_wire"
-# Each message has fields of the form "NUMBER NAME TYPE [FLAG]"; the flag is `*` for repeated, `?` for
+# Each message has fields of the form "NUMBER NAME TYPE [FLAG]"; the flag is `*` for repeated, `?`
+# for
 # explicit presence, or the name of a oneof.
 _SCHEMA: dict[str, list[str]] = {
     "EncodedTextChunk": ["1 tokens bytes"],
@@ -136,7 +137,9 @@ _MESSAGE_CLASSES = _build_message_classes()
 
 @dataclass(frozen=True)
 class DecodedDatum:
-    """Hold one training sequence: `tokens` (N,) int64, and the loss inputs by name, (N,) or (N, K)."""
+    """Hold one training sequence: `tokens` (N,) int64, and the loss inputs by name, (N,) or (N,
+    K).
+    """
 
     tokens: Array
     inputs: dict[str, Array]

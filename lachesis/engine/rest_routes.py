@@ -137,7 +137,9 @@ def _add_checkpoint_actions(router: APIRouter, engine: Engine, route_prefix: str
 
 
 def create_download_router(engine: Engine) -> APIRouter:
-    """Serve checkpoint files under signed URLs, because the client downloads them without its key."""
+    """Serve checkpoint files under signed URLs, because the client downloads them without its
+    key.
+    """
     router = APIRouter()
 
     @router.get("/download/{signature}/{run_id}/{kind}/{name}/{file}")

@@ -265,7 +265,9 @@ def _replace_folder(new: Path, folder: Path) -> None:
 
 
 def _flush_to_disk(folder: Path) -> None:
-    """Write a folder's files to the disk, so that a power failure after renaming loses no content."""
+    """Write a folder's files to the disk, so that a power failure after renaming loses no
+    content.
+    """
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -301,7 +303,9 @@ def _write_files(
     checkpoint_record: dict[str, Any],
     optimizer: dict[str, torch.Tensor] | None,
 ) -> int:
-    """Write the files of a checkpoint, its record last, and return their size without the record."""
+    """Write the files of a checkpoint, its record last, and return their size without the
+    record.
+    """
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(adapter_config, indent=2))

@@ -1,7 +1,7 @@
 """Run an environment file in this process, which is a child made for it.
 
-    run FILE serve --config YAML          like `python FILE serve --config YAML`, with the patches of
-                                          `lachesis.env_process.atropos_patches`
+    run FILE serve --config YAML          like `python FILE serve --config YAML`, with the patches
+                                          of `lachesis.env_process.atropos_patches`
     probe FILE SPEC process --config YAML run an inference test; see
                                           `lachesis.env_process.inference_test`
     check FILE CLASS OUT --config YAML    run the stages of a validation that need no model; see
@@ -40,6 +40,7 @@ from lachesis.env_process import (
     evaluation_hooks,
     inference_test,
     lazy_modules,
+    request_counters,
     scheduled_evaluation,
     stages,
 )
@@ -119,12 +120,14 @@ def _instrument_environment(
     position_file: Path,
     evaluation_client: scheduled_evaluation.EvaluationClient | None,
 ) -> None:
-    """Count what the environment's class does, track its position, and run scheduled evaluations."""
+    """Count what the environment's class does, track its position, and run scheduled
+    evaluations.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
     rollout_counters = counters.RolloutCounters(counters_file, with_heartbeat=True)
-    counters.install_request_counters(rollout_counters)
+    request_counters.install_request_counters(rollout_counters)
     start_position = dataset_position.DatasetPosition(
         position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"])
     )
@@ -149,7 +152,9 @@ def _exit_with_parent(parent_pid: int) -> None:
 def write_answer(
     file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path
 ) -> None:
-    """Import the file, answer the request on the standard input, and write the answer or the error."""
+    """Import the file, answer the request on the standard input, and write the answer or the
+    error.
+    """
     try:
         result = handler(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # An environment may raise SystemExit while it is imported.
@@ -217,7 +222,9 @@ def _describe_validation_error(error: Any) -> dict[str, str]:
 
 
 def _has_validator_functions(core_schema: Any) -> bool:
-    """Return whether pydantic's core schema calls Python code, which a JSON schema cannot express."""
+    """Return whether pydantic's core schema calls Python code, which a JSON schema cannot
+    express.
+    """
     if isinstance(core_schema, dict):
         kind = core_schema.get("type")
         if isinstance(kind, str) and kind.startswith("function-"):

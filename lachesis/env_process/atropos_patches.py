@@ -87,6 +87,7 @@ def install_inference_token() -> tuple[str, str] | None:
 
     The token is set on the client, because environments print and log their configuration.
     """
+    # Removed from the environment's variables, so that its own children do not inherit the token.
     url, token = (
         os.environ.pop("LACHESIS_INFERENCE_URL", ""),
         os.environ.pop("LACHESIS_INFERENCE_TOKEN", ""),
@@ -134,7 +135,9 @@ def label_groups(name: str) -> None:
 
 
 def save_checkpoints_when_due() -> None:
-    """Save a checkpoint when a multiple of the interval was reached or passed since the last check."""
+    """Save a checkpoint when a multiple of the interval was reached or passed since the last
+    check.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.env_step_checks
@@ -167,6 +170,7 @@ def skip_registration_pause() -> None:
         async def sleep(seconds: float) -> None:
             await asyncio.sleep(0 if seconds == REGISTRATION_PAUSE_S else seconds)
 
+    # Only this module's name `asyncio` is replaced; all others keep the real one.
     setattr(base, "asyncio", AsyncioWithoutPause("asyncio"))  # noqa: B010 - what the module imports is not declared
 
 
@@ -192,6 +196,7 @@ def keep_logprobs() -> None:
         )
         for name in OPTIONAL_ROLLOUT_FIELDS:
             if all(rollout.get(name) is not None for rollout in rollouts):
+                # A field that only some rollouts have cannot be aligned with the others.
                 group[name] = [rollout[name] for rollout in rollouts]
         group["overrides"] = [rollout.get("overrides") or {} for rollout in rollouts]
         group["group_overrides"] = {
@@ -209,5 +214,6 @@ def _is_checkpoint_missed(previous_step: int, current_step: int, interval: int) 
     return (
         interval > 0
         and current_step // interval > previous_step // interval
+        # Atropos has saved one in this case.
         and not previous_step % interval > current_step % interval
     )

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from lachesis.base.failure_reasons import count_reason, describe_exception, sanitize_reason
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
-from lachesis.environment.endpoint_errors import is_endpoint_error, is_unanswered
+from lachesis.env_process.request_counters import failed_requests
+from lachesis.environment.endpoint_errors import is_endpoint_error
 
 if TYPE_CHECKING:
     from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
-    from atroposlib.envs.server_handling.server_baseline import APIServer
 
 HEARTBEAT_S = 2.0
 MAX_ERROR_KINDS, MAX_ZERO_REASONS = 5, 20
@@ -35,17 +35,7 @@ EMPTY_GROUP_MESSAGE = (
     "rewards do so when the model solves all of them or none"
 )
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
-# Failed requests of the current group.
-#
-# An environment that treats a failure of the server as a bad answer would score it 0; such a group
-# is invalid instead.
-failed_requests: contextvars.ContextVar[list[str]] = contextvars.ContextVar("failed_requests")
 
-# Whether requests are not training's own, as those of an evaluation beside it: what they wait for
-# is no sign of a stall.
-is_evaluation_request: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "uncounted", default=False
-)
 
 # Makes one group and returns it with the items that it leaves to be worked on.
 CollectGroup = Callable[[], Awaitable[tuple[Any, list[Any]]]]
@@ -65,10 +55,25 @@ class RolloutCounters:
         self.per_group: list[Json] | None = None
         self.failure: Json | None = None
         self.counts: dict[str, float] = dict.fromkeys(
-            ("items", "groups", "empty", "raised", "rollouts", "invalid", "dropped", "requests", "failed_requests",
-             "lost_requests", "prompt_tokens", "completions", "sampled_tokens", "truncated",
-             "sampling_s"), 0
-        )  # fmt: skip
+            (
+                "items",
+                "groups",
+                "empty",
+                "raised",
+                "rollouts",
+                "invalid",
+                "dropped",
+                "requests",
+                "failed_requests",
+                "lost_requests",
+                "prompt_tokens",
+                "completions",
+                "sampled_tokens",
+                "truncated",
+                "sampling_s",
+            ),
+            0,
+        )
         # Number of failures of each kind, by an example.
         self.errors: dict[str, int] = {}
         # Number of zero rewards for each reason that the environment gives.
@@ -312,6 +317,7 @@ def _count_group(
         counters.counts["empty"] += 1
         counters.counts["dropped"] += group_size
         return None
+    # Atropos accepts one group or a list of them.
     groups = group if isinstance(group, list) else [group]
     invalid_scores = [
         score for subgroup in groups for score in subgroup["scores"] if not is_score(score)
@@ -344,52 +350,3 @@ def _list_marked_reasons(group: ScoredDataGroup, name: str) -> list[str]:
         if isinstance(override, dict)
     ]
     return [str(override[name]) for override in overrides if override.get(name)]
-
-
-def install_request_counters(counters: RolloutCounters) -> None:
-    """Count requests, tokens, and truncated completions.
-
-    A failed request also counts as lost if no response came, but not if the server has refused it.
-    """
-    from atroposlib.envs.server_handling.server_baseline import APIServer
-
-    for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
-        original = getattr(APIServer, name)
-
-        @functools.wraps(original)
-        async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
-            if is_evaluation_request.get():
-                return await _original(self, **options)
-            started = time.monotonic()
-            try:
-                with counters.track_in_progress("request"):
-                    response = await _original(self, **options)
-            except Exception as error:
-                counters.counts["failed_requests"] += 1
-                counters.counts["lost_requests"] += is_unanswered(error)
-                failed_requests.get([]).append(f"{type(error).__name__}: {error}")
-                raise
-            counters.counts["sampling_s"] += time.monotonic() - started
-            counters.counts["requests"] += 1
-            _count_completions(counters, response)
-            return response
-
-        setattr(APIServer, name, call)
-
-
-def _count_completions(counters: RolloutCounters, response: Any) -> None:
-    # The tuple holds prompt ids, ids per completion, log-probabilities and finish reasons.
-    if isinstance(response, tuple):
-        prompt, completions, _, finish_reasons = response
-        lengths = (len(prompt), sum(map(len, completions)))
-    else:
-        finish_reasons = [choice.finish_reason for choice in response.choices]
-        usage = getattr(response, "usage", None)
-        lengths = (
-            getattr(usage, "prompt_tokens", 0) or 0,
-            getattr(usage, "completion_tokens", 0) or 0,
-        )
-    counters.counts["prompt_tokens"] += lengths[0]
-    counters.counts["sampled_tokens"] += lengths[1]
-    counters.counts["completions"] += len(finish_reasons)
-    counters.counts["truncated"] += sum(reason == "length" for reason in finish_reasons)

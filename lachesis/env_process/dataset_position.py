@@ -45,7 +45,9 @@ class DatasetPosition:
             file.write(line * groups)
 
     def _rewind(self, groups: int) -> int:
-        """Forget what was sent after these groups, and return how many items were finished by then."""
+        """Forget what was sent after these groups, and return how many items were finished by
+        then.
+        """
         if groups == 0 or not self.file.is_file():
             self.file.unlink(missing_ok=True)
             return 0

@@ -80,7 +80,9 @@ class EvaluationRun:
             self.prompts.add(prompt)
 
     def record_answer(self, options: Mapping[str, Any], response: object) -> None:
-        """Record an answer of the run's own model, by which a later turn in raw text is recognised."""
+        """Record an answer of the run's own model, by which a later turn in raw text is
+        recognised.
+        """
         prompt = _get_prompt(options)
         if isinstance(prompt, str):
             answers = [getattr(choice, "text", None) for choice in getattr(response, "choices", ())]
@@ -144,7 +146,9 @@ def install_evaluation_hooks(server_url: str) -> None:
 
 
 def _install_server_choice() -> None:
-    """Let a server manager use the clients of the current evaluation, wherever it is called from."""
+    """Let a server manager use the clients of the current evaluation, wherever it is called
+    from.
+    """
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
     def servers(self: ServerManager) -> list[Any]:
@@ -192,6 +196,7 @@ def _install_result_recorder() -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
             metrics = {**metrics, "eval/items": metrics.get("eval/items", evaluation_run.num_items)}
+        # Atropos would write into the current folder without one.
         if self.config.data_dir_to_save_evals is not None:
             await original(self, metrics, *values, **options)
 
@@ -208,6 +213,7 @@ def _install_command_recorder(server_url: str) -> None:
 
     @functools.wraps(original)
     async def _run_evaluate(self: BaseEnv) -> None:
+        # A context variable, because requests of training may run beside those of an evaluation.
         current_evaluation.set(EvaluationRun(server_url))
         await original(self)
 

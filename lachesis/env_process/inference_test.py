@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.json_text import Json
-from lachesis.env_process import counters
+from lachesis.env_process import counters, request_counters
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
     original_cli = BaseEnv.cli.__func__
     rollout_counters = counters.RolloutCounters(Path(spec["tally"]))
     rollout_counters.per_group = []
-    counters.install_request_counters(rollout_counters)
+    request_counters.install_request_counters(rollout_counters)
     sampling_overrides = {
         name: spec[name] for name in ("max_tokens", "temperature") if spec.get(name) is not None
     }

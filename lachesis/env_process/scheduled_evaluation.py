@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from lachesis.base.secrets import redact
-from lachesis.env_process import counters
+from lachesis.env_process import request_counters
 from lachesis.env_process.evaluation_hooks import EvaluationRun, current_evaluation
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ async def evaluate_and_report(env: BaseEnv, evaluation_run: EvaluationRun) -> di
 
 async def _call_evaluate(env: BaseEnv, evaluation_run: EvaluationRun) -> None:
     current_evaluation.set(evaluation_run)  # It applies to this task and the tasks it starts.
-    counters.is_evaluation_request.set(True)
+    request_counters.is_evaluation_request.set(True)
     metrics_before = _get_eval_metrics(env)
     num_before = len(metrics_before)
     returned_metrics = await env.evaluate()
@@ -210,13 +210,17 @@ def _get_eval_metrics(env: BaseEnv) -> list[Any]:
 
 
 def _collect_metric_pairs(entries: Iterable[Any]) -> dict[str, Any]:
-    """Return the metrics that were added as pairs of a name and a value, as in Atropos' examples."""
+    """Return the metrics that were added as pairs of a name and a value, as in Atropos'
+    examples.
+    """
     pairs = [entry for entry in entries if isinstance(entry, tuple | list) and len(entry) == 2]
     return {name: value for name, value in pairs if isinstance(name, str)}
 
 
 def _encode_report(report: Mapping[str, Any]) -> str:
-    """Return the report as JSON; metrics that JSON cannot hold become the error of the evaluation."""
+    """Return the report as JSON; metrics that JSON cannot hold become the error of the
+    evaluation.
+    """
     try:
         return json.dumps(report, default=_to_float)
     except (TypeError, ValueError, RecursionError) as error:

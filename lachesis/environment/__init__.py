@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from lachesis.environment.task import Rollout, TaskEnv, TaskEnvConfig
 
 _MODULE_OF_NAME = {
-    "Chat": "conversation", "ConversationEnv": "conversation", "ConversationEnvConfig": "conversation",
+    "Chat": "conversation", "ConversationEnv": "conversation",
+    "ConversationEnvConfig": "conversation",
     "DatasetError": "data", "Item": "data", "rows": "data",
     "Invalid": "outcome", "Outcome": "outcome", "zero": "outcome",
     "Rollout": "task", "TaskEnv": "task", "TaskEnvConfig": "task",
 }  # fmt: skip
 __all__ = [
-    "Chat", "ConversationEnv", "ConversationEnvConfig", "DatasetError", "Invalid", "Item", "Outcome", "Rollout", "TaskEnv",
+    "Chat", "ConversationEnv", "ConversationEnvConfig", "DatasetError", "Invalid", "Item",
+    "Outcome", "Rollout", "TaskEnv",
     "TaskEnvConfig", "rows", "zero",
 ]  # fmt: skip
 

@@ -80,8 +80,10 @@ class Chat:
         config, tokenizer = self.env.config, self.env.tokenizer
         messages, prompt_ids = self._build_prompt(message)
         (sampled,) = await sample(
-            self.env.server, tokenizer, messages, count=1, max_tokens=max_tokens or config.max_answer_tokens,
-            temperature=config.temperature, max_total_tokens=config.max_token_length, split=self.split, prompt=prompt_ids,
+            self.env.server, tokenizer, messages, count=1,
+            max_tokens=max_tokens or config.max_answer_tokens,
+            temperature=config.temperature, max_total_tokens=config.max_token_length,
+            split=self.split, prompt=prompt_ids,
         )  # fmt: skip
         num_new = len(sampled.prompt) - len(self._tokens)
         self._tokens = [*sampled.prompt, *sampled.tokens]

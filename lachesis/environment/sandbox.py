@@ -94,7 +94,8 @@ class Sandbox:
         }
         try:
             child = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", "-B", str(JAIL_FILE), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                sys.executable, "-I", "-S", "-B", str(JAIL_FILE), stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE, cwd=folder, env={}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:

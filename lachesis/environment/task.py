@@ -300,7 +300,9 @@ class TaskEnv(BaseEnv):
             rollout.outcome = outcome
 
     async def score_safely(self, scoring: Callable[..., Any], *values: object) -> Outcome:
-        """Return the outcome of a scoring function, even if it raises, hangs, or returns no score."""
+        """Return the outcome of a scoring function, even if it raises, hangs, or returns no
+        score.
+        """
         (value,) = await self._verifier.score_all(scoring, [values])
         return to_outcome(value)
 

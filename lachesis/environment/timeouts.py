@@ -14,7 +14,9 @@ _current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.C
 
 @contextlib.asynccontextmanager
 async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Limit the time of a block like `asyncio.timeout`, not counting time inside `pause_timeout`."""
+    """Limit the time of a block like `asyncio.timeout`, not counting time inside
+    `pause_timeout`.
+    """
     async with asyncio.timeout(seconds) as timeout:
         token = _current_timeout.set(timeout)
         try:

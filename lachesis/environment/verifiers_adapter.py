@@ -177,8 +177,10 @@ class VerifiersClient(Client):
         config = self.env.config
         try:
             (sampled,) = await sample(
-                self.env.server, self.env.tokenizer, messages, count=1, max_tokens=sampling_args.get("max_tokens") or 256,
-                temperature=sampling_args.get("temperature", 1.0), max_total_tokens=config.max_token_length, split=self.split,
+                self.env.server, self.env.tokenizer, messages, count=1,
+                max_tokens=sampling_args.get("max_tokens") or 256,
+                temperature=sampling_args.get("temperature", 1.0),
+                max_total_tokens=config.max_token_length, split=self.split,
                 prompt=ids,
             )  # fmt: skip
         except PromptTooLongError as error:
@@ -340,6 +342,7 @@ def _build_rollout_of_state(state: Any, tokenizer: PreTrainedTokenizerBase) -> R
 
 def _join_steps(steps: list[Any]) -> tuple[list[int], list[int], list[float]]:
     """Return the tokens, masks and log-probabilities of the last steps that extend each other."""
+    # A step extends the one before it if its prompt begins with that one's tokens.
     first = len(steps) - 1
     while first > 0 and _extends(steps[first - 1], steps[first]):
         first -= 1

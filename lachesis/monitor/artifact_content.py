@@ -20,7 +20,9 @@ TAIL_LINES, MAX_HELD_OUT_ROWS = 8, 12
 
 
 def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
-    """Return the report of a run as Markdown: health, learning curve, last numbers, and log tails."""
+    """Return the report of a run as Markdown: health, learning curve, last numbers, and log
+    tails.
+    """
     record = watched.record
     lines = [
         f"# {escape_cell(record.environment)}, run {record.run_id}: {record.status}",

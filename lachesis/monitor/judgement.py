@@ -16,6 +16,7 @@ from lachesis.base import paths
 from lachesis.base.errors import LachesisError
 from lachesis.base.timestamps import now_iso, seconds_between
 from lachesis.config.edits import ConfigFields
+from lachesis.config.run_config import RunConfig
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory, update_trend
 from lachesis.monitor.observe import Observation, observe_files
@@ -143,6 +144,15 @@ def build_health_entry(
     }
 
 
+def _describe_mixture(record: RunRecord, config: RunConfig) -> tuple[str, ...]:
+    """Return the further environments of the run with their weights, as the options of a start."""
+    return tuple(
+        f"{_format_environment(name, code.environment_file)}="
+        f"{config.env.mixture.get(name, {}).get('weight', 1)}"
+        for name, code in record.mixture.items()
+    )
+
+
 def collect_facts(observation: Observation) -> RunFacts:
     """Return what is known about the run apart from its steps."""
     record, config = observation.record, observation.config
@@ -170,10 +180,7 @@ def collect_facts(observation: Observation) -> RunFacts:
             "group_size": config.env.group_size,
             "learning_rate": config.tinker.learning_rate,
             "max_token_length": config.env.max_token_length,
-            "additional_environments": tuple(
-                f"{_format_environment(name, code.environment_file)}={config.env.mixture.get(name, {}).get('weight', 1)}"
-                for name, code in record.mixture.items()
-            ),
+            "additional_environments": _describe_mixture(record, config),
         }
     if not facts["tiny_model"]:
         facts["model"] = record.base_model

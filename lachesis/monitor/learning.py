@@ -88,7 +88,8 @@ def _judge_few_steps(history: RunHistory) -> RunHealth:
         parts += [f"{invalid:.0f} rollouts had no usable score{describe_invalid_reasons(history)}"]
     if not facts.has_ended:
         return RunHealth(word="too early", evidence=["; ".join(parts)])
-    ending = f"it {'was stopped' if facts.status == 'stopped' else facts.status} after {'; '.join(parts)}"
+    end = "was stopped" if facts.status == "stopped" else facts.status
+    ending = f"it {end} after {'; '.join(parts)}"
     error_lines = (facts.error or "").strip().splitlines()
     return RunHealth(word="unknown", evidence=[ending, *error_lines[:1]])
 
@@ -125,7 +126,8 @@ def find_only_dropped_groups(history: RunHistory) -> Finding | None:
     return Finding(
         word="suspect",
         evidence=f"no step was made: the environment has left out {dropped:,.0f} rollouts, which "
-        f"make {dropped / facts.batch_size:.0f} batches, as the rewards of a group were equal (or for "
+        f"make {dropped / facts.batch_size:.0f} batches, as the rewards of a group were equal (or "
+        f"for "
         f"their length)",
         advice=advise_more_signal(history),
     )

@@ -54,7 +54,8 @@ class Publisher:
                 if time.monotonic() > deadline and not watched.record.has_ended:
                     continue
                 if watched.record.flow_run_id is not None:
-                    # set first, so that a run that cannot be published moves to the end of the queue
+                    # set first, so that a run that cannot be published moves to the end of the
+                    # queue
                     watched.memory.published_at = time.time()
                     num_published += self._try_publish_run(api, watched)
         return num_published

@@ -149,7 +149,8 @@ def find_held_out_drop(history: RunHistory) -> Finding | None:
         evidence=f"the reward in training rose from {first_third.reward:.3f} to "
         f"{last_third.reward:.3f} while the "
         f"held-out result fell from {first_third.share:.1%} to {last_third.share:.1%}",
-        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(best.step)}; the best held-out "
+        advice=f"{history.facts.format_stop_prefix()}"
+        f"{history.facts.advise_lower_learning_rate(best.step)}; the best held-out "
         f"result is that of step {best.step}",
     )
 

@@ -189,7 +189,8 @@ def find_truncation(history: RunHistory) -> Finding | None:
         return None
     facts = history.facts
     if limit is None or "max_token_length" not in facts.tunable_fields:
-        advice = f"{facts.format_report_command()} shows sampled rollouts; ask for shorter answers in the prompt"
+        report_command = facts.format_report_command()
+        advice = f"{report_command} shows sampled rollouts; ask for shorter answers in the prompt"
     else:
         longer_command = facts.format_train_command(f"max_token_length={2 * limit}")
         advice = f"{longer_command} allows longer answers; or ask for shorter ones in the prompt"

@@ -18,7 +18,8 @@ from lachesis.monitor.observe import Observation
 from lachesis.supervision.process import get_service_role
 
 STOPPED_STATES = ("stopped", "tracing-stop")
-PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward", "optim_step": "time/optim_step",
+PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward",
+    "optim_step": "time/optim_step",
          "sampler": "time/publish", "checkpoint": "time/checkpoint"}  # fmt: skip
 AWAITED_RESULTS = {
     "forward_backward": "the answer",

@@ -73,7 +73,8 @@ def find_non_finite_loss(history: RunHistory) -> Finding | None:
         word="broken",
         evidence=f"the loss was not a finite number in {len(bad_steps)} of the last "
         f"{len(last_steps)} steps",
-        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(bad_steps[0] - 1)}",
+        advice=f"{history.facts.format_stop_prefix()}"
+        f"{history.facts.advise_lower_learning_rate(bad_steps[0] - 1)}",
     )
 
 

@@ -17,7 +17,9 @@ MAX_CELL_CHARS = 600
 
 
 def render_validation(test: InferenceTest, samples: Mapping[str, Sequence[Json]]) -> str:
-    """Return the report of a validation: verdict, stages, models, forecast, and scored completions."""
+    """Return the report of a validation: verdict, stages, models, forecast, and scored
+    completions.
+    """
     summary = (test.result or {}).get("summary", {})
     word = summary.get("verdict") or (
         "works" if summary.get("environment_working") else "could not be tested"
@@ -99,13 +101,19 @@ def make_model_rows(test: InferenceTest) -> list[Json]:
     return rows
 
 
+# Title, field and decimals of each row in the table of a forecast.
+FORECAST_ROWS = (("tokens", "tokens", 0), ("hours", "hours", 3), ("US dollars", "cost_usd", 2))
+
+
 def render_forecast(forecast: Json | None) -> list[str]:
     """Return the lines of a forecast's table."""
     if not forecast:
         return []
-    rows = [[name, *(f"{forecast[key][end]:,.{digits}f}" for end in ("low", "expected", "high"))]
-            for name, key, digits in (("tokens", "tokens", 0), ("hours", "hours", 3), ("US dollars", "cost_usd", 2))
-            if forecast.get(key)]  # fmt: skip
+    rows = [
+        [name, *(f"{forecast[key][end]:,.{digits}f}" for end in ("low", "expected", "high"))]
+        for name, key, digits in FORECAST_ROWS
+        if forecast.get(key)
+    ]
     planned = forecast["planned"]
     plan = f"{planned['total_steps']} steps of {planned['batch_size']} rollouts"
     return [

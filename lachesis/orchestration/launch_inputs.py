@@ -146,7 +146,9 @@ def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> 
 
 
 def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
-    """Say which taught model is used by default; None for the model of sums and for a named model."""
+    """Say which taught model is used by default; None for the model of sums and for a named
+    model.
+    """
     folder = Path(model)
     if (
         launch.profile != "embedded"

@@ -18,7 +18,10 @@ from lachesis.orchestration.server import TRAINING_FLOW
 WEBHOOK_BLOCK_NAME = "lachesis-webhook"
 AUTOMATION_TAG = "lachesis"
 TRAINING_FLOW_FILTER = {"prefect.resource.role": "flow", "prefect.resource.name": TRAINING_FLOW}
-_RUN_FIELDS = '"run":{{flow_run.name|default("",true)|tojson}},"message":{{flow_run.state.message|default("",true)|tojson}}'
+_RUN_FIELDS = (
+    '"run":{{flow_run.name|default("",true)|tojson}},'
+    '"message":{{flow_run.state.message|default("",true)|tojson}}'
+)
 _STATE_BODY = (
     '{"event":{{flow_run.state.name|tojson}},'
     + _RUN_FIELDS

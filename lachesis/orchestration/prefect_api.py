@@ -271,7 +271,9 @@ class PrefectApi:
         return [str(automation["id"]) for automation in automations or []]
 
     def delete_flow_runs(self, deployment_id: str, *, before: str) -> int:
-        """Delete up to fifty flow runs of a deployment that ended before a time; return how many."""
+        """Delete up to fifty flow runs of a deployment that ended before a time; return how
+        many.
+        """
         ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
         flow_run_filter = {
             "deployment_id": {"any_": [deployment_id]},
@@ -324,6 +326,7 @@ class PrefectApi:
         try:
             for pause_s in BUSY_RETRY_PAUSES_S:
                 response = self._send_request(method, path, body, timeout)
+                # The server responds with 503 while its database is locked.
                 if response.status_code != 503:
                     return response
                 time.sleep(pause_s)

@@ -55,7 +55,8 @@ def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTes
         return test  # The test's flow records its end by itself.
     if state["type"] not in ("FAILED", "CRASHED", "CANCELLED"):
         return test
-    reason = f"its flow run ended as {state['type'].lower()}: {state.get('message') or 'no reason given'}"
+    message = state.get("message") or "no reason given"
+    reason = f"its flow run ended as {state['type'].lower()}: {message}"
     return tests.fail(test.test_id, reason)
 
 
@@ -183,7 +184,9 @@ def _end_suspended(store: RunStore, record: RunRecord) -> RunRecord:
 def _requeue_if_resumed(
     store: RunStore, record: RunRecord, flow_run: dict[str, Any] | None
 ) -> RunRecord:
-    """Return the record of an ended run, as one that waits when its suspended flow run was resumed."""
+    """Return the record of an ended run, as one that waits when its suspended flow run was
+    resumed.
+    """
     if flow_run is None or not is_suspended(record):
         return record
     state = str(flow_run["state"]["type"])

@@ -205,7 +205,7 @@ def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, Addit
 def resolve_test(
     request: LaunchRequest, options: TestOptions, home: Path, schema_timeout_s: float
 ) -> ResolvedTest:
-    """Resolve an inference test and check everything that it needs to start, without making anything.
+    """Resolve an inference test and check what it needs to start, without making anything.
 
     Raises:
         LachesisError: A value or a model cannot be used, a key is missing, or no server is known.

@@ -47,9 +47,11 @@ def _draw_held_out(axis: Any, results: RunResults, *, is_mixture: bool) -> None:
     if not curve:
         return
     environment_suffix = f" {results.environment}" if is_mixture else ""
-    label = f"held out{environment_suffix}: {curve[0].percent_correct:.3f} to {curve[-1].percent_correct:.3f}"
+    first, last = curve[0].percent_correct, curve[-1].percent_correct
+    label = f"held out{environment_suffix}: {first:.3f} to {last:.3f}"
     axis.plot(
-        [point.step for point in curve], [point.percent_correct for point in curve], "o-", color=ORANGE, markersize=4,
+        [point.step for point in curve], [point.percent_correct for point in curve], "o-",
+        color=ORANGE, markersize=4,
         linewidth=1.2, label=label, zorder=3,
     )  # fmt: skip
     points_with_interval = [

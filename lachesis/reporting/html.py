@@ -19,12 +19,20 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #0f172a; } h1 {
-font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #e2e8f0; } table { border-collapse:
-collapse; margin: .5rem 0; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; } td { border-top:
-1px solid #e2e8f0; } svg { max-width: 100%; height: auto; } pre { white-space: pre-wrap; margin: 0; } .word { padding: .1rem
-.5rem; border-radius: .3rem; background: #e2e8f0; } .broken { background: #fecaca; } .healthy { background: #bbf7d0; } .suspect,
-.not-learning { background: #fde68a; } """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: #0f172a; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #e2e8f0; }
+table { border-collapse: collapse; margin: .5rem 0; }
+td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
+td { border-top: 1px solid #e2e8f0; }
+svg { max-width: 100%; height: auto; }
+pre { white-space: pre-wrap; margin: 0; }
+.word { padding: .1rem .5rem; border-radius: .3rem; background: #e2e8f0; }
+.broken { background: #fecaca; }
+.healthy { background: #bbf7d0; }
+.suspect, .not-learning { background: #fde68a; }
+"""
 
 
 def write_report(
@@ -113,7 +121,8 @@ def _render_page(
     ]
     body = "\n".join(parts)
     title = f"{_escape(record.environment)} {record.run_id}"
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}</html>\n'
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en">{head}\n{body}</html>\n'
 
 
 def _render_facts(record: RunRecord, results: RunResults) -> str:

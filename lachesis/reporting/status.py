@@ -239,7 +239,9 @@ def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]
 
 
 def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) -> list[str]:
-    """Return what can be done with the run now, as commands or calls of the asking user interface."""
+    """Return what can be done with the run now, as commands or calls of the asking user
+    interface.
+    """
     if record.status == "completed":
         keys = ["results", "report", "weights"]
     elif record.has_ended:

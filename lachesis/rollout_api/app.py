@@ -35,13 +35,13 @@ from urllib.parse import parse_qs
 from lachesis.base.errors import shorten
 from lachesis.base.http_guard import HttpGuard, replay_body, send_json
 from lachesis.base.json_text import Json
-from lachesis.rollout_api.asgi_messages import read_body, send_changed_answer, set_content_length
+from lachesis.rollout_api.asgi_messages import call_app, read_body, send_changed_answer
 from lachesis.rollout_api.scored_group import find_fault, find_unwritable_value
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 HOST = "127.0.0.1"
 # Maximum size of a message; 64 rollouts of 32,000 tokens with log-probabilities take about 50 MB.
@@ -88,6 +88,8 @@ class BoundedRolloutServer:
         elif scope["type"] == "http" and path == "/status-env":
             await self._answer_status(scope, receive, send)
         else:
+            # The trainer resets the API before it registers, so groups of an earlier attempt are
+            # forgotten.
             if path == "/reset_data":
                 self.weighted_queue = WeightedQueue(self.weighted_queue.num_expected)
             if path == "/batch":
@@ -101,10 +103,13 @@ class BoundedRolloutServer:
                         return
                     receive = replay_body(b"", receive)
             await self.app(scope, receive, send)
+            # Environments whose status was delayed may begin the next batch.
             self._batch_taken.set()
 
     async def _wait_for_batch(self, receive: Receive, wait_s: float) -> bool:
-        """Wait for a batch; return False if the client has disconnected and must not be given one."""
+        """Wait for a batch; return False if the client has disconnected and must not be given
+        one.
+        """
         disconnect_task = asyncio.ensure_future(receive())  # The next message is the disconnect.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -247,8 +252,10 @@ class BoundedRolloutServer:
         """Send valid groups to the API, and count those that it refuses because of the types of
         their values.
         """
+        # Atropos may store some groups of a list before it refuses another one. Sending such a list
+        # again would store those twice.
         num_held_before = self._count_held_groups()
-        status, messages, text = await self._call_api(scope, receive, body)
+        status, messages, text = await call_app(self.app, scope, receive, body)
         if status < 400:
             self.counts["received"] += len(groups)
             for message in messages:
@@ -268,7 +275,7 @@ class BoundedRolloutServer:
         """Send the groups of a list to the API one by one, because it refuses a list as a whole."""
         num_accepted = 0
         for group in groups:
-            status, _, text = await self._call_api(scope, receive, json.dumps([group]).encode())
+            status, _, text = await call_app(self.app, scope, receive, json.dumps([group]).encode())
             num_accepted += status < 400
             if status >= 400:
                 self._count_refused(1, shorten(text, 500))
@@ -282,32 +289,6 @@ class BoundedRolloutServer:
         """Return how many groups the API holds for training."""
         buffered = getattr(self.state, "buffer", {}).values()
         return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
-
-    async def _call_api(
-        self, scope: Scope, receive: Receive, body: bytes
-    ) -> tuple[int, list[Message], str]:
-        """Send a body to the API and return the status, the messages and the text of its response."""
-        messages: list[Message] = []
-
-        async def collect(message: Message) -> None:
-            messages.append(message)
-
-        try:
-            await self.app(
-                set_content_length(scope, len(body)), replay_body(body, receive), collect
-            )
-            status = next(
-                message["status"]
-                for message in messages
-                if message["type"] == "http.response.start"
-            )
-        except Exception as error:  # Validators of the API raise arbitrary exceptions.
-            return 500, [], f"{type(error).__name__}: {error}"
-        return (
-            status,
-            messages,
-            b"".join(message.get("body", b"") for message in messages).decode(errors="replace"),
-        )
 
     def _drop_oldest_groups(self) -> None:
         self._arrange_queue()

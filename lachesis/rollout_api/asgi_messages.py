@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lachesis.base.http_guard import send_json
+from lachesis.base.http_guard import replay_body, send_json
 from lachesis.base.json_text import Json
 
 if TYPE_CHECKING:
@@ -33,8 +33,32 @@ async def send_changed_answer(
         await send_json(send, status, {"detail": body.decode(errors="replace")})
 
 
-def set_content_length(scope: Scope, length: int) -> Scope:
+async def call_app(
+    app: ASGIApp, scope: Scope, receive: Receive, body: bytes
+) -> tuple[int, list[Message], str]:
+    """Send a request with another body and return the status, the messages and the text of its
+    response.
+    """
+    messages: list[Message] = []
+
+    async def collect(message: Message) -> None:
+        messages.append(message)
+
+    try:
+        await app(_set_content_length(scope, len(body)), replay_body(body, receive), collect)
+    except Exception as error:  # Validators of the API raise arbitrary exceptions.
+        return 500, [], f"{type(error).__name__}: {error}"
+    statuses = [
+        message["status"] for message in messages if message["type"] == "http.response.start"
+    ]
+    status = statuses[0] if statuses else 500
+    text = b"".join(message.get("body", b"") for message in messages).decode(errors="replace")
+    return status, messages, text
+
+
+def _set_content_length(scope: Scope, length: int) -> Scope:
     """Return the request's scope with the length of its new body."""
+    # The header is that of the old body, and the API reads as many bytes as it says.
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 

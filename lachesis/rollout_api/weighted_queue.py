@@ -17,7 +17,9 @@ from lachesis.base.json_text import Json
 
 
 class WeightedQueue:
-    """Order the groups of `num_expected` environments; none is released before all have registered."""
+    """Order the groups of `num_expected` environments; none is released before all have
+    registered.
+    """
 
     def __init__(self, num_expected: int) -> None:
         self.num_expected = num_expected
@@ -36,6 +38,7 @@ class WeightedQueue:
         for group in queue:
             if id(group) not in released_ids:
                 self.waiting_groups.setdefault(group.get("env_id"), []).append(group)
+        # The list is changed in place, because Atropos holds it too.
         queue[:] = [group for group in queue if id(group) in released_ids]
         if len(envs) >= self.num_expected:
             queue.extend(self._release_groups(read_weights(envs)))

@@ -61,6 +61,7 @@ def compute_budget_usage(
         saved: What was written at the end of an attempt; see `read_spent_file`.
     """
     live_values, saved_values = dict(live or {}), dict(saved or {})
+    # The newest report may be lost with its process, so all that is known is compared.
     tokens = [
         live_values.get("tokens") or 0,
         sum(last_line.get(f"tokens/{kind}_total") or 0 for kind in TOKEN_KINDS),

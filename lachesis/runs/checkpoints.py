@@ -36,7 +36,9 @@ class StoredFile(BaseModel):
 
 
 class ReferenceLoss(BaseModel):
-    """Hold a text and its mean negative log-probability under the saved weights, in nats per token."""
+    """Hold a text and its mean negative log-probability under the saved weights, in nats per
+    token.
+    """
 
     tokens: list[int]
     loss: float
@@ -156,7 +158,9 @@ class Checkpoints:
         return stamped
 
     def list_intact(self, *, should_warn: bool = False) -> list[Manifest]:
-        """Return the complete checkpoints in order of steps; sizes are compared and hashes are not."""
+        """Return the complete checkpoints in order of steps; sizes are compared and hashes are
+        not.
+        """
         manifests = []
         for _, file in self._list_manifest_files():
             try:
@@ -227,7 +231,9 @@ class Checkpoints:
                     file.rename(file.with_suffix(".damaged"))
 
     def has_manifest(self, step: str) -> bool:
-        """Return whether a checkpoint of this step was written and not superseded, complete or not."""
+        """Return whether a checkpoint of this step was written and not superseded, complete or
+        not.
+        """
         return step.isdecimal() and self._get_manifest_path(int(step)).is_file()
 
     def find_changed_files(self, manifest: Manifest) -> list[str]:

@@ -5,7 +5,8 @@ Only what provably belongs to this installation is touched:
 processes     that carry the mark of a run or test that has ended, or of a launcher that is gone
 files         that were being written when their writer was killed
 checkpoints   of ended runs that no manifest names: an interrupted save
-sessions      at a Tinker server whose trainer could not end them; without a heartbeat they end there
+sessions      at a Tinker server whose trainer could not end them; they end there without a
+              heartbeat
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
 
 
 def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
-    """Return the share of correct answers, or the first metric of an environment that names none."""
+    """Return the share of correct answers, or the first metric of an environment that names
+    none.
+    """
     point = to_point(metrics, 0)
     if point is not None:
         return point.percent_correct

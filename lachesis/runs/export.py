@@ -27,7 +27,9 @@ MERGED_FOLDER = "merged"
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
-    """Return where the embedded engine has stored the adapter, or None if another server holds it."""
+    """Return where the embedded engine has stored the adapter, or None if another server holds
+    it.
+    """
     adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
     if (adapter / ADAPTER_FILES[0]).is_file():
         return adapter

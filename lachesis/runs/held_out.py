@@ -1,4 +1,6 @@
-"""Read and describe results on held-out items: a share with its number of items and its interval."""
+"""Read and describe results on held-out items: a share with its number of items and its
+interval.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ MAX_WRITE_S = 600.0
 
 
 def build_mark(folder: Path) -> str:
-    """Return the mark of all processes of this run or test; its token is created at the first call."""
+    """Return the mark of all processes of this run or test; its token is created at the first
+    call.
+    """
     if folder.is_dir():
         token = read_or_create_secret(folder / MARK_FILE)
     else:

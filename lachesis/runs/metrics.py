@@ -27,8 +27,10 @@ INIT_TIMEOUT_S = 30.0
 FAILED_KEY = "eval/failed"
 # The metrics that a report shows; `metrics.jsonl` has all of them.
 KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
-               "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean", "weights/change",
-               "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped", "tokens_per_second/sampled",
+               "entropy/sampling", "logprobs/gap", "staleness/mean", "length/mean",
+               "weights/change",
+               "batch/zero_signal_share", "rollouts/invalid", "rollouts/dropped",
+               "tokens_per_second/sampled",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
 # Typical size of a line, which has some sixty numbers.
@@ -248,7 +250,10 @@ class WandbSink:
                 run.log(item[1], step=item[0])
             run.finish()
         except Exception as error:  # W&B holds a copy; the original is metrics.jsonl.
-            self.error = f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl is still written"
+            self.error = (
+                f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl is still "
+                "written"
+            )
             log.warning(self.error)
         finally:
             with self._queue_condition:

@@ -36,7 +36,9 @@ LOCK_S = 10.0
 
 
 class RunStore:
-    """Manage all runs of one home; readers see a record before or after a change, never in between."""
+    """Manage all runs of one home; readers see a record before or after a change, never in
+    between.
+    """
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or paths.home()

@@ -123,7 +123,10 @@ def _select_headers(response: httpx.Response, key: str) -> dict[str, str]:
 
 def _make_unreachable_response(endpoint: str, reason: str) -> JSONResponse:
     public_url = httpx.URL(endpoint).copy_with(username=None, password=None)
-    message = f"the endpoint {public_url} could not be used: {reason}; $OPENAI_BASE_URL sets another address"
+    message = (
+        f"the endpoint {public_url} could not be used: {reason}; $OPENAI_BASE_URL sets another "
+        "address"
+    )
     return JSONResponse({"error": {"message": message, "type": "endpoint_unreachable"}}, 502)
 
 

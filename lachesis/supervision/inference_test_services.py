@@ -69,6 +69,11 @@ def make_base_model_plan(config: RunConfig, folder: Path, seed: int = 0) -> Serv
     )
 
 
+def _select_hub_token(tokenizer_name: str) -> dict[str, str]:
+    """Return the token of the Hub, unless the tokenizer is a local folder."""
+    return {} if Path(tokenizer_name).is_dir() else select_env_by_prefix("HF_TOKEN")
+
+
 def make_inference_test_spec(
     file: str,
     config_yaml: str,
@@ -84,7 +89,6 @@ def make_inference_test_spec(
     """
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
     env_values = yaml.safe_load(config_yaml)["env"]
-    is_local = Path(env_values["tokenizer_name"]).is_dir()
     program = [*make_python_command(file), "lachesis.env_process"]
     service = ServiceSpec(
         "environment",
@@ -92,7 +96,7 @@ def make_inference_test_spec(
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={
-            **({} if is_local else select_env_by_prefix("HF_TOKEN")),
+            **_select_hub_token(env_values["tokenizer_name"]),
             **read_passed_variables(),
             **make_test_wandb_env(env_values["use_wandb"]),
             **client_env,

@@ -184,7 +184,9 @@ def _make_run_engine_spec(
 
 
 def _add_run_env(spec: ServiceSpec, folder: RunDir, client_env: dict[str, str]) -> ServiceSpec:
-    """Return the spec with the mark of the run, and with the inference variables if it needs them."""
+    """Return the spec with the mark of the run, and with the inference variables if it needs
+    them.
+    """
     is_client = get_service_role(spec.name) in ("trainer", "environment", "evaluate")
     return with_env(
         spec, {MARK_VARIABLE: build_mark(folder.path), **(client_env if is_client else {})}

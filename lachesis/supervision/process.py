@@ -53,10 +53,12 @@ def reserve_free_ports(count: int) -> list[int]:
     """
     sockets = [socket.socket() for _ in range(count)]
     for sock in sockets:
+        # Without it the service could not bind the port as long as this socket exists.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
     ports = [int(sock.getsockname()[1]) for sock in sockets]
     _RESERVED_SOCKETS.extend(sockets)
+    # The oldest are released first, as their services have had the time to listen.
     _release_ports(_MAX_RESERVED_SOCKETS if platform.system() == "Linux" else 0)
     return ports
 

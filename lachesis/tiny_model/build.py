@@ -40,7 +40,9 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class TinyModelRecipe:
-    """Hold everything that decides the weights; a changed recipe is a different model in the cache."""
+    """Hold everything that decides the weights; a changed recipe is a different model in the
+    cache.
+    """
 
     hidden_size: int = 64
     layers: int = 2
@@ -135,6 +137,7 @@ def _train_and_save(
     # as long with one thread per core.
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    # The caller's random numbers stay as they were.
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         model = _create_model(recipe)

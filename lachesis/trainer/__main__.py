@@ -321,7 +321,7 @@ def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
 
 @contextlib.contextmanager
 def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
-    """Yield the inference server's socket, bound early so that a port in use fails before loading."""
+    """Yield the inference server's socket; a port in use fails before anything is loaded."""
     address = urlsplit(config.openai.base_url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
     # The explicit protocol lets asyncio recognise TCP and send small responses at once.

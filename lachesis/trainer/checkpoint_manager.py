@@ -1,4 +1,6 @@
-"""Save a run's checkpoints, verify that training resumes from what was saved, and delete old ones."""
+"""Save a run's checkpoints, verify that training resumes from what was saved, and delete old
+ones.
+"""
 
 from __future__ import annotations
 

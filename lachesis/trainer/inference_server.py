@@ -5,8 +5,8 @@ comparison.
 
     GET  /health            readiness, phase and step of the trainer
     GET  /wandb_info        project and group of the run
-    POST /generate          token-exact sampling, in the dialects of vLLM (`prompt.prompt_token_ids`)
-                            and SGLang (`input_ids`)
+    POST /generate          token-exact sampling, in the dialects of vLLM
+                            (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
     POST /v1/completions  /v1/chat/completions   sampling as in OpenAI's API
     POST /logprobs          log-probabilities of a given text or token ids
 """
@@ -166,7 +166,9 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
 
 
 async def _generate_vllm(inference: Inference, body: GenerateRequest, request: Request) -> Json:
-    """Return one {id: logprob} per token of each sample, with the sampled token as the only entry."""
+    """Return one {id: logprob} per token of each sample, with the sampled token as the only
+    entry.
+    """
     if isinstance(body.prompt, dict):
         prompt = body.prompt.get("prompt_token_ids")
     else:

@@ -5,14 +5,11 @@ weights.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lachesis.base.cancellation import run_unless_stopped
-from lachesis.base.files import write_private
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.held_out import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile, WandbSink
@@ -24,7 +21,7 @@ from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.rollout_log import RolloutLog
-from lachesis.trainer.sft_examples import SftExample, iterate_batches, read_examples
+from lachesis.trainer.sft_stage import run_sft_stage
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
 from lachesis.trainer.training_metrics import compute_rollout_metrics
@@ -91,7 +88,14 @@ class Trainer:
         self.state.phase = "training"
         try:
             if self.state.step == 0 and not self.checkpoint_manager.is_sft_done:
-                await self._run_sft_stage(stop)
+                await run_sft_stage(
+                    self.config,
+                    self.policy,
+                    self.tokenizer,
+                    self.state,
+                    self.checkpoint_manager,
+                    stop,
+                )
             self._begin_evaluations()
             self._step_timer = StepTimer()
             while (
@@ -250,63 +254,6 @@ class Trainer:
         self.state.usage.prefill += sum(len(datum.tokens) for datum in batch.datums)
         return {"kl/base": add_kl_penalty(batch, base_logprobs_D, coefficient, self.batch_settings)}
 
-    async def _run_sft_stage(self, stop: asyncio.Event) -> None:
-        """Run supervised fine-tuning on the configured file, if there is one.
-
-        The log gets a line per update, and `supervised.json` the first and the last loss.
-        """
-        tinker_config = self.config.tinker
-        if tinker_config.supervised_file is None:
-            return
-        self.state.phase = "imitating"
-        examples = read_examples(
-            Path(tinker_config.supervised_file),
-            self.tokenizer,
-            max_tokens=tinker_config.max_token_trainer_length,
-        )
-        losses = await self._fine_tune(examples, stop)
-        if losses is None:
-            return
-        await self.policy.publish()
-        self.state.usage.version += 1
-        summary = {
-            "examples": len(examples),
-            "updates": len(losses),
-            "first_loss": losses[0],
-            "last_loss": losses[-1],
-        }
-        write_private(self.run_dir.path / "supervised.json", json.dumps(summary))
-        self.state.set_waiting_for("checkpoint")
-        # A run that ends before its first checkpoint need not repeat this stage.
-        await self.checkpoint_manager.save(0)
-        self.state.phase = "training"
-
-    async def _fine_tune(
-        self, examples: list[SftExample], stop: asyncio.Event
-    ) -> list[float] | None:
-        """Return the loss of each update, or None if the process was asked to end."""
-        tinker_config = self.config.tinker
-        sft_batches = list(
-            iterate_batches(
-                examples,
-                batch_size=tinker_config.supervised_batch_size,
-                epochs=tinker_config.supervised_epochs,
-                seed=tinker_config.seed,
-            )
-        )
-        losses: list[float] = []
-        for update_number, batch in enumerate(sft_batches, 1):
-            if stop.is_set():
-                return None
-            self.state.set_waiting_for("forward_backward")
-            loss = await self.policy.fine_tune_on_examples(
-                batch, tinker_config.supervised_learning_rate
-            )
-            losses.append(loss)
-            self.state.usage.trained += sum(len(example.tokens) for example in batch)
-            log.info("supervised update %d/%d loss %.4f", update_number, len(sft_batches), loss)
-        return losses
-
     def _begin_evaluations(self) -> None:
         """Evaluate the initial weights unless an earlier attempt has done so."""
         self.state.evaluations.restore_from_metrics(self.metrics_file.read(), self.state.step)
@@ -331,7 +278,9 @@ class Trainer:
         self._add_to_last_step(self._take_evaluations())
 
     def note_final_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Add the evaluation after training to the metrics of the last step and to its checkpoint."""
+        """Add the evaluation after training to the metrics of the last step and to its
+        checkpoint.
+        """
         self.step_accounting.write_spent(self.state.usage)  # It used tokens after the last step.
         point = to_point(metrics, self.state.step)
         if point is None:

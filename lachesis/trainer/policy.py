@@ -130,6 +130,8 @@ class Policy:
         forward_future = await self.training_client.forward_backward_async(
             data, self.loss_fn, self._build_loss_config()
         )
+        # Queued before the gradients exist: the server works on both without waiting for this
+        # client.
         optim_future = await self._queue_optim_step(learning_rate)
         publish_task = asyncio.ensure_future(
             self.training_client.save_weights_and_get_sampling_client_async()

@@ -26,7 +26,9 @@ UNSAMPLED_LOGPROB = 1.0
 
 @dataclass
 class RecomputedLogprobs:
-    """Hold how many rollouts and tokens were computed, and why the server has refused some groups."""
+    """Hold how many rollouts and tokens were computed, and why the server has refused some
+    groups.
+    """
 
     num_rollouts: int = 0
     num_tokens: int = 0

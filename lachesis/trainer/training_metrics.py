@@ -39,12 +39,13 @@ def compute_loss_metrics(
 
     train/loss           sum of the loss / trained tokens
     logprobs/diff, gap   mean of q - lp, of |q - lp|
-    kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats per
-                         token, the estimate k3, which is never negative (Schulman 2020,
+    kl/sampling_train    mean of r - 1 - log r, r = exp(lp - q): KL(sampling || training) in nats
+                         per token, the estimate k3, which is never negative (Schulman 2020,
                          joschu.net/blog/kl-approx.html)
-    entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in training,
-                         on samples of the older ones
-    loss/clipped_share   share of tokens whose ratio is outside the bounds of the loss, if it has any
+    entropy/training     -mean of lp, each token weighted by r: the entropy of the weights in
+                         training, on samples of the older ones
+    loss/clipped_share   share of tokens whose ratio is outside the bounds of the loss, if it has
+                         any
     """
     trained_logprobs_D = [
         logprobs_N[datum.loss_mask]
@@ -90,8 +91,9 @@ def compute_rollout_metrics(
 ) -> dict[str, float]:
     """Return metrics of sampling for a whole batch, including groups that carry no gradient.
 
-    entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of the
-                       policy on its own samples, as E[-log p(x)] with x from p is the entropy of p
+    entropy/sampling   -mean of the sampling log-probabilities, in nats per token: the entropy of
+                       the policy on its own samples, as E[-log p(x)] with x from p is the entropy
+                       of p
     length/mean        sampled tokens per rollout
     staleness/*        updates between the weights that sampled a rollout and those it is trained on
 

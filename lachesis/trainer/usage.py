@@ -80,7 +80,9 @@ class Usage:
         return self.version - sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
-        """Return whether the length limit has truncated a sequence that was sampled here unchanged."""
+        """Return whether the length limit has truncated a sequence that was sampled here
+        unchanged.
+        """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return sampled_sequence is not None and sampled_sequence[1]
 

@@ -62,7 +62,9 @@ class WeightSample:
 
 
 class WeightSyncCheck:
-    """Compare the weights after some updates (`check`), and measure their change beside training."""
+    """Compare the weights after some updates (`check`), and measure their change beside
+    training.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -105,8 +107,7 @@ class WeightSyncCheck:
         sample = await self._sample_with_retry()
         if sample is None:
             return None  # The check is repeated after the next update.
-        # Checks become rarer: a fault of the server shows at the first updates.
-        self._next_check = self._num_updates + min(self._num_updates, MAX_UPDATES_BETWEEN_CHECKS)
+        self._schedule_next_check()
         trainer_change, sampler_change = sample.measure_change(self._reference)
         log.info(
             "weights after %d updates: a token's log-probability has moved by %.2g in training and "
@@ -120,6 +121,10 @@ class WeightSyncCheck:
         if trainer_change >= MIN_MEASURABLE_CHANGE:
             self._reference = sample
         return sample.measure_gap()
+
+    def _schedule_next_check(self) -> None:
+        # Checks become rarer, because a fault of the server shows at the first updates.
+        self._next_check = self._num_updates + min(self._num_updates, MAX_UPDATES_BETWEEN_CHECKS)
 
     async def _sample_with_retry(self) -> WeightSample | None:
         """Sample both sides, and again if they disagree; return None if one does not respond.

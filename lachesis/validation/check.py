@@ -176,7 +176,9 @@ def _check_rollouts(
     group, tokenizer = groups[0], AutoTokenizer.from_pretrained(model)
     scores = ", ".join(f"{score:g}" for score in group["scores"])
     invalid = int(counts.get("invalid", 0))
-    message = f"{len(group['scores'])} answers scored {scores}{f'; {invalid} of them invalid: {errors}' if invalid else ''}"
+    message = f"{len(group['scores'])} answers scored {scores}"
+    if invalid:
+        message += f"; {invalid} of them invalid: {errors}"
     if not invalid and not any(group["scores"]):
         message += ", as is usual for a model that does not know the task"
     tokens = _check_tokens(group)

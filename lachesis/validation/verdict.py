@@ -104,6 +104,7 @@ def judge_learnability(
     faults = _find_faults(inference_counts, groups, rollouts, error, model_free or {})
     if faults:
         return Verdict(word="broken", evidence=faults, intervals=intervals, **numbers)
+    # Without faults something was tried, so the share has a denominator.
     word, evidence = _choose_word(num_tried, scores, 1 - num_without_signal / num_tried)
     evidence += _collect_remarks(inference_counts, groups, rollouts)
     return Verdict(word=word, evidence=evidence, intervals=intervals, **numbers)

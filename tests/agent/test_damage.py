@@ -38,7 +38,10 @@ RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
 )
 def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line: str) -> None:
     run_id = make_run(status="completed").run_id
-    good = '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n{"step": 2, "time": 2.0, "reward/mean": 0.75}\n'
+    good = (
+        '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n'
+        '{"step": 2, "time": 2.0, "reward/mean": 0.75}\n'
+    )
     desk.service.store.dir(run_id).metrics.write_text(good + line + "\n")
     for tool in RUN_TOOLS[:2]:
         answer = ask(tool, run_id=run_id)

@@ -206,7 +206,9 @@ def test_validators_of_the_environment_itself_count_at_edit_time(
 
 
 def test_rl_start_training(ask: Ask) -> None:
-    """Without a server: what a start would do, and what it refuses. A real start is in tests/e2e."""
+    """Without a server: what a start would do, and what it refuses. A real start is in
+    tests/e2e.
+    """
     assert ask("rl_start_training")["code"] == "run_state", "nothing is selected"
     ask("rl_select_environment", name="arithmetic")
     plan = ask("rl_start_training", dry_run=True)

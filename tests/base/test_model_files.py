@@ -84,7 +84,8 @@ def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> N
     [
         (
             "gated/model",
-            r"the Hub \(http.*\) has no model gated/model, or you have no access to it \(HTTP 403\): .* HF_TOKEN",
+            r"the Hub \(http.*\) has no model gated/model, or you have no access to it \(HTTP 403\)"
+            r": .* HF_TOKEN",
         ),
         ("no/model", "or you have no access to it"),
         ("old/model", "the Hub .* has no model old/model.* --model FOLDER"),

@@ -40,7 +40,9 @@ def redacted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def chatter(home: Path, lines: int) -> tuple[str, str]:
-    """The log, and what was before it, of a process that says this many lines and dies of an error."""
+    """The log, and what was before it, of a process that says this many lines and dies of an
+    error.
+    """
     (home / "logs").mkdir()
     env = {**os.environ, "LACHESIS_HOME": str(home), "CHATTY_TOKEN": SECRET}
     ended = subprocess.run(

@@ -17,9 +17,11 @@ FLOOR = 90.0
 PURE = tuple(
     f"lachesis/{name}.py"
     for name in (
-        "trainer/batch", "trainer/advantages", "engine/losses", "runs/budgets", "config/edits", "validation/verdict",
+        "trainer/batch", "trainer/advantages", "engine/losses", "runs/budgets", "config/edits",
+        "validation/verdict",
         "validation/forecast",
-        "monitor/stalls", "monitor/learning", "monitor/run_history", "monitor/detectors", "monitor/trend",
+        "monitor/stalls", "monitor/learning", "monitor/run_history", "monitor/detectors",
+        "monitor/trend",
     )
 )  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""Runs of homes that earlier versions made are resumed; tests/compatibility opens and reports them."""
+"""Runs of homes that earlier versions made are resumed; tests/compatibility opens and reports
+them.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ CHROMIUM = next(
     ),
     None,
 )
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--virtual-time-budget=9000")  # fmt: skip
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 

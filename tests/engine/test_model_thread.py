@@ -1,4 +1,6 @@
-"""What belongs to the model thread is changed by it alone, and what waits for it can be cancelled."""
+"""What belongs to the model thread is changed by it alone, and what waits for it can be
+cancelled.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,13 @@ def overwrite(store, left):
 
     path = CheckpointPath("run", "weights", "name")
     sys.addaudithook(die)
-    store.save(path, tensors={"x": torch.ones(2)}, adapter_config={}, checkpoint_record={"which": "new"}, overwrite=True)
+    store.save(
+        path,
+        tensors={"x": torch.ones(2)},
+        adapter_config={},
+        checkpoint_record={"which": "new"},
+        overwrite=True,
+    )
     os._exit(0)
 
 for count, folder in enumerate(sys.argv[1:], start=1):

@@ -17,11 +17,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 from tenacity import Future, RetryError
 
-from lachesis.env_process.counters import (
-    RolloutCounters,
-    install_request_counters,
-    install_rollout_counters,
-)
+from lachesis.env_process.counters import RolloutCounters, install_rollout_counters
+from lachesis.env_process.request_counters import install_request_counters
 from lachesis.environment.outcome import AllInvalid
 from lachesis.runs.environment_counts import read_all_counts
 from tests.endpoint import serving

@@ -17,7 +17,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis.env_process import counters, evaluation_hooks
+from lachesis.env_process import evaluation_hooks, request_counters
 from lachesis.env_process import scheduled_evaluation as module
 from lachesis.env_process.evaluation_hooks import EvaluationRun, count_items, count_text_items
 from lachesis.env_process.scheduled_evaluation import evaluate_and_report
@@ -85,7 +85,7 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
                 own.sem is before[0].sem,
                 own.sem.max_val,
                 other is before[1],
-                counters.is_evaluation_request.get(),
+                request_counters.is_evaluation_request.get(),
             )
         )
         await asyncio.gather(

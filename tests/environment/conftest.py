@@ -1,4 +1,6 @@
-"""A server that speaks vLLM's `/generate` and says what a test wants, and environments that ask it."""
+"""A server that speaks vLLM's `/generate` and says what a test wants, and environments that ask
+it.
+"""
 
 from __future__ import annotations
 

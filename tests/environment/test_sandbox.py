@@ -125,10 +125,14 @@ async def test_what_a_program_may_not_do_fails(what: str, program: str, said: st
 @pytest.mark.parametrize(
     ("what", "number", "arguments"),
     [
-        ("socket", 41, "2, 1, 0"), ("clone", 56, "0, 0"), ("vfork", 58, "0"), ("execve", 59, "b'/bin/sh', 0, 0"),
-        ("kill", 62, "1, 9"), ("ptrace", 101, "16, 1, 0, 0"), ("mount", 165, "0, 0, 0, 0, 0"), ("unshare", 272, "0x10000000"),
-        ("process_vm_readv", 310, "1, 0, 0, 0, 0, 0"), ("bpf", 321, "0, 0, 0"), ("io_uring_setup", 425, "1, 0"),
-        ("pidfd_open", 434, "1, 0"), ("prctl", 157, "38, 0"), ("seccomp", 317, "0, 0, 0"), ("keyctl", 250, "0, 0"),
+        ("socket", 41, "2, 1, 0"), ("clone", 56, "0, 0"), ("vfork", 58, "0"),
+        ("execve", 59, "b'/bin/sh', 0, 0"),
+        ("kill", 62, "1, 9"), ("ptrace", 101, "16, 1, 0, 0"), ("mount", 165, "0, 0, 0, 0, 0"),
+        ("unshare", 272, "0x10000000"),
+        ("process_vm_readv", 310, "1, 0, 0, 0, 0, 0"), ("bpf", 321, "0, 0, 0"),
+        ("io_uring_setup", 425, "1, 0"),
+        ("pidfd_open", 434, "1, 0"), ("prctl", 157, "38, 0"), ("seccomp", 317, "0, 0, 0"),
+        ("keyctl", 250, "0, 0"),
         ("socket of 32 bits", 0x40000000 + 41, "2, 1, 0"),
     ],
     ids=lambda one: one if isinstance(one, str) and not one[0].isdigit() and "," not in one else "",

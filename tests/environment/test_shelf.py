@@ -45,7 +45,8 @@ async def scored(env: Any, item: dict[str, Any], answer: str) -> tuple[float | N
 
 
 def test_the_shelf_is_found() -> None:
-    names = "arithmetic code_unit_tests countdown format_json gsm8k guess_number reverse_text reward_function "
+    names = "arithmetic code_unit_tests countdown format_json gsm8k guess_number reverse_text "
+    names += "reward_function "
     names += "verifiers_environment"
     assert names.split() == SHELF
     assert all(

@@ -82,7 +82,9 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
 
 
 def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None) -> float:
-    """Send the signal; seconds until somebody is seen to know of the death, 0 where nobody has to."""
+    """Send the signal; seconds until somebody is seen to know of the death, 0 where nobody has
+    to.
+    """
     os.kill(pid, case.number)
     if shown is None:
         return 0.0

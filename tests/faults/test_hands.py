@@ -30,7 +30,10 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     run = world.take("running")
     run.reach("running")
     attempt = run.stop().attempt
-    code = "import sys; from lachesis.service import Service; print(Service().resume(sys.argv[1]).flow_run_id)"
+    code = (
+        "import sys; from lachesis.service import LachesisService; "
+        "print(LachesisService().resume(sys.argv[1]).flow_run_id)"
+    )
     command = [sys.executable, "-c", code, run.run_id]
     with ThreadPoolExecutor(4) as pool:
         calls = [

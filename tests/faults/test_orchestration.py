@@ -18,7 +18,10 @@ from tests.faults.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 GONE = "the runner of this run was killed"
-OUTSIDE = "told to end by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, or a signal"
+OUTSIDE = (
+    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
+    "or a signal"
+)
 CASES = [
     Case("flow", KILL, "starting", "failed", "-9", resume=True),
     Case("flow", TERM, "starting", "stopped", OUTSIDE),

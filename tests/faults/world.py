@@ -59,7 +59,6 @@ class World:
         self.store = self.service.store
 
     # --- the launcher
-    # -----------------------------------------------------------------------------------------------
 
     def env(self) -> dict[str, str]:
         own = {
@@ -109,7 +108,6 @@ class World:
         self.launcher, self.restarts = None, 0
 
     # --- runs
-    # -------------------------------------------------------------------------------------------------------
 
     def start(self, *, start_from: str | None = None, **edits: Any) -> Run:
         values = tuple({**EDITS, **edits}.items())

@@ -33,8 +33,20 @@ from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 RUN = "0123abcd"
-NAMES = [["env"], ["train"], ["resume"], ["test"], ["status"], ["results"], ["logs"], ["weights"], ["report"], ["model"],
-         ["env", "check"], ["env", "new"]]  # fmt: skip
+NAMES = [
+    ["env"],
+    ["train"],
+    ["resume"],
+    ["test"],
+    ["status"],
+    ["results"],
+    ["logs"],
+    ["weights"],
+    ["report"],
+    ["model"],
+    ["env", "check"],
+    ["env", "new"],
+]
 COMMAND = re.compile(r"`(lachesis [^`]+)`")
 WORKED: set[str] = set()
 GOOD = {

@@ -62,27 +62,45 @@ def test_a_solved_task_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("fault", "word", "said"),
     [
-        ({"weights/change": 0.0}, "broken", "the sampled weights have not changed in the last 20 "
-            "updates"),
-        ({"train/loss": None}, "broken", "the loss was not a finite number in 5 of the last 5 "
-            "steps"),
-        ({"batch/zero_signal_share": 1.0, "reward/mean": 0.0}, "broken", "100% of the groups of "
-            "the last 20 steps"),
+        (
+            {"weights/change": 0.0},
+            "broken",
+            "the sampled weights have not changed in the last 20 updates",
+        ),
+        (
+            {"train/loss": None},
+            "broken",
+            "the loss was not a finite number in 5 of the last 5 steps",
+        ),
+        (
+            {"batch/zero_signal_share": 1.0, "reward/mean": 0.0},
+            "broken",
+            "100% of the groups of the last 20 steps",
+        ),
         ({"batch/zero_signal_share": 0.95, "reward/mean": 0.1}, "suspect", "hardly any gradient"),
         ({"logprobs/gap": 1.7}, "broken", "differ by 1.70 nats per token"),
         ({"logprobs/gap": 0.4}, "suspect", "differ by 0.40 nats per token"),
-        ({"rollouts/invalid": 1024}, "broken", "89% of the rollouts of the last 20 steps had no "
-            "usable score"),
-        ({"rollouts/invalid": 64}, "suspect", "33% of the rollouts of the last 20 steps had no "
-            "usable score"),
-        ({"environments/b/reward_mean": 0.0}, "suspect", "no rollout of b was worth more than 0 in "
-            "the last 20 steps"),
+        (
+            {"rollouts/invalid": 1024},
+            "broken",
+            "89% of the rollouts of the last 20 steps had no usable score",
+        ),
+        (
+            {"rollouts/invalid": 64},
+            "suspect",
+            "33% of the rollouts of the last 20 steps had no usable score",
+        ),
+        (
+            {"environments/b/reward_mean": 0.0},
+            "suspect",
+            "no rollout of b was worth more than 0 in the last 20 steps",
+        ),
         ({"reward/mean": 0.05}, "suspect", "the mean reward fell from"),
         ({"entropy/sampling": 0.001, "reward/mean": 0.1}, "suspect", "it tries nothing new"),
         ({"length/mean": 60.0}, "suspect", "completions went from"),
         ({"rollouts/truncated_share": 0.7}, "suspect", "70% of the completions are cut off"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_named_within_twenty_steps(fault: Step, word: str, said: str) -> None:
     before = healthy(60)
     ill = [{**step, **fault, "step": 60 + step["step"]} for step in healthy(WINDOW, 1)]
@@ -274,18 +292,34 @@ def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02)
 @pytest.mark.parametrize(
     ("rewards", "shares", "half", "evidence"),
     [
-        ([0.2, 0.4, 0.6, 0.8], [0.3, 0.35, 0.3, 0.2], 0.02, "while the held-out result fell from "
-            "30.0% to 20.0%"),
+        (
+            [0.2, 0.4, 0.6, 0.8],
+            [0.3, 0.35, 0.3, 0.2],
+            0.02,
+            "while the held-out result fell from 30.0% to 20.0%",
+        ),
         ([0.2, 0.25, 0.3, 0.35], [0.5, 0.52, 0.5, 0.45], 0.2, None),
-        ([0.2, 0.3, 0.5, 0.8], [0.2, 0.3, 0.32, 0.33], 0.02, "the gap between training and "
-            "held-out results has grown by 0.4"),
+        (
+            [0.2, 0.3, 0.5, 0.8],
+            [0.2, 0.3, 0.32, 0.33],
+            0.02,
+            "the gap between training and held-out results has grown by 0.4",
+        ),
         ([0.2, 0.4, 0.6, 0.8], [0.2, 0.4, 0.6, 0.78], 0.02, None),
         ([0.1, 0.2, 0.3, 0.4], [0.9, 0.9, 0.9, 0.9], 0.02, None),
         ([2.0, 3.0, 4.0, 8.0], [0.2, 0.2, 0.2, 0.2], 0.02, None),
         ([0.2, 0.5, 0.8], [0.3, 0.2, 0.1], 0.02, None),
     ],
-    ids=["falls", "falls within its interval", "lags", "follows", "is ahead", "another scale", "too few results"],
-)  # fmt: skip
+    ids=[
+        "falls",
+        "falls within its interval",
+        "lags",
+        "follows",
+        "is ahead",
+        "another scale",
+        "too few results",
+    ],
+)
 def test_held_out_results_are_compared_with_training(
     rewards: list[float], shares: list[float], half: float, evidence: str | None
 ) -> None:

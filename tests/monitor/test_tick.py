@@ -294,7 +294,9 @@ def rate_of(schedule: str, step: int) -> float:
 def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
     store: RunStore, make: Make, asked: Asked, rates: list[float], change: float
 ) -> None:
-    """Changes of 0 below a hundredth of the highest rate: row 2 of the review stopped these runs."""
+    """Changes of 0 below a hundredth of the highest rate: row 2 of the review stopped these
+    runs.
+    """
     make(limits={"on_broken": "stop"})
     metrics = MetricsFile(store.dir("0123abcd").metrics)
     for step in range(1, 41):

@@ -326,7 +326,8 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
         "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
     )
     record = RunRecord(
-        run_id=run_id, environment="arithmetic", environment_file=environment.file_path, profile="embedded", base_model=model,
+        run_id=run_id, environment="arithmetic", environment_file=environment.file_path,
+        profile="embedded", base_model=model,
         total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
     )  # fmt: skip
     folder = service.store.create(record, config.to_yaml())

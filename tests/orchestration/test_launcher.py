@@ -122,7 +122,10 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
     assert step_of(again) == 26
 
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('up', flush=True); time.sleep(600)"
+)
 
 
 def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(

@@ -18,7 +18,8 @@ from lachesis.rollout_api.scored_group import (
 from tests.properties import examples
 
 GROUP: dict[str, Any] = {
-    "tokens": [[1, 2], [3]], "masks": [[-100, 2], [3]], "scores": [1, 0.5], "inference_logprobs": [[1.0, -1.0], [-2.0]],
+    "tokens": [[1, 2], [3]], "masks": [[-100, 2], [3]], "scores": [1, 0.5],
+    "inference_logprobs": [[1.0, -1.0], [-2.0]],
 }  # fmt: skip
 
 

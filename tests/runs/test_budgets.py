@@ -23,7 +23,8 @@ from lachesis.runs.run_record import RunRecord
 
 def record(**changes: Any) -> RunRecord:
     return RunRecord(
-        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
+        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded",
+        base_model="m", total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", **changes,
     )  # fmt: skip
 

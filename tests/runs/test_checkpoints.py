@@ -209,6 +209,7 @@ def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> N
 def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         StorageError,
-        match=r"step-000001\.json: No such file or directory; check the free space and the permissions",
+        match=r"step-000001\.json: No such file or directory; check the free space and the "
+        "permissions",
     ):
         Checkpoints(tmp_path / "gone").write(Manifest(step=1, state="s", sampler_weights="w"))

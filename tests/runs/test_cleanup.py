@@ -30,7 +30,8 @@ def store(clean_environment: Path) -> RunStore:
     """With one run that has failed."""
     store = RunStore(clean_environment)
     record = RunRecord(
-        run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m", total_steps=9, seed=0,
+        run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m",
+        total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", status="failed", ended_at=now_iso(),
     )  # fmt: skip
     store.create(record)

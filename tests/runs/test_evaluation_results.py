@@ -67,8 +67,10 @@ def folder(tmp_path: Path) -> RunDir:
 
 def make_record(**changes: Any) -> RunRecord:
     values: dict[str, Any] = {
-        "run_id": "0123abcd", "environment": "sums", "environment_file": "sums.py", "profile": "embedded", "base_model": "m",
-        "total_steps": 30, "seed": 0, "wandb_project": "p", "wandb_run_name": "n", "status": "running",
+        "run_id": "0123abcd", "environment": "sums", "environment_file": "sums.py",
+        "profile": "embedded", "base_model": "m",
+        "total_steps": 30, "seed": 0, "wandb_project": "p", "wandb_run_name": "n",
+        "status": "running",
     }  # fmt: skip
     return RunRecord(**{**values, **changes})
 
@@ -108,7 +110,8 @@ def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -
         "after": {"eval/percent_correct": 0.9, "eval/items": 10},
     }
     steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
-    assert [(one.step, one.percent_correct) for one in build_whole_curve(steps, evaluation, is_from_base=True)] == [
+    curve = build_whole_curve(steps, evaluation, is_from_base=True)
+    assert [(point.step, point.percent_correct) for point in curve] == [
         (0, 0.1), (1, 0.5), (2, 0.9),
     ]  # fmt: skip
     assert [one.step for one in build_whole_curve(steps, evaluation, is_from_base=False)] == [1, 2]
@@ -116,7 +119,9 @@ def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -
 
 
 def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
-    """Both stay, each with the step of its weights; without a line there is nothing to add it to."""
+    """Both stay, each with the step of its weights; without a line there is nothing to add it
+    to.
+    """
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert not file.add_evaluation(metrics_of(0, 0.5))
     for step in (1, 2, 3):
@@ -191,7 +196,8 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
         make_record(), folder, steps, ui_url=None, queue=None, warning=None
     ).to_payload()
     assert status["metrics"] == {
-        "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7, "loss": 0.5, "state": "running",
+        "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7,
+        "loss": 0.5, "state": "running",
     }  # fmt: skip
     assert status["held_out_curve"][1] == {
         "step": 10,
@@ -222,7 +228,8 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
         "words after": 0.25,
     }
     assert results["held_out_intervals"] == {
-        "before": {"items": 20, "low": 0.0279, "high": 0.301}, "after": {"items": 20, "low": 0.584, "high": 0.9193},
+        "before": {"items": 20, "low": 0.0279, "high": 0.301},
+        "after": {"items": 20, "low": 0.584, "high": 0.9193},
     }  # fmt: skip
     assert [point["percent_correct"] for point in results["held_out_curve"]] == [
         0.1,

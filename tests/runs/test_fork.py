@@ -21,7 +21,8 @@ RUN = "0123abcd"
 
 def make(store: RunStore, run_id: str) -> Any:
     record = RunRecord(
-        run_id=run_id, environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
+        run_id=run_id, environment="e", environment_file="e.py", profile="embedded", base_model="m",
+        total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n",
     )  # fmt: skip
     return store.create(record, CONFIG.to_yaml())

@@ -15,7 +15,9 @@ from lachesis.supervision.process import reserve_free_ports
 def test_wandb_that_is_away_is_kept_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real client against a port where nobody listens; no line is lost, and what to do is said."""
+    """The real client against a port where nobody listens; no line is lost, and what to do is
+    said.
+    """
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{reserve_free_ports(1)[0]}")
     monkeypatch.setattr(metrics, "INIT_TIMEOUT_S", 2.0)

@@ -220,7 +220,10 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.process import ServiceSpec
 with ServiceGroup() as group:
     argv = [sys.executable, sys.argv[1], "sleep"]
-    specs = [ServiceSpec(n, argv, log=Path(sys.argv[2]) / n, cwd=Path("/"), grace_s=1) for n in ("a", "b")]
+    folder = Path(sys.argv[2])
+    specs = [
+        ServiceSpec(name, argv, log=folder / name, cwd=Path("/"), grace_s=1) for name in ("a", "b")
+    ]
     pids = [group.start(spec) for spec in specs]
     Path(sys.argv[2], "pids").write_text(" ".join(map(str, [*pids, group._reaper.pid])))
     time.sleep(600)
@@ -301,7 +304,10 @@ def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     text = said(tmp_path, code, MY_API_KEY="sk-0123456789")
     (tmp_path / "child.log").unlink()
-    bar = "import os\nfor step in range(200_000): print(end=f'{step} {os.environ[\"MY_API_KEY\"]}\\r')"
+    bar = (
+        "import os\n"
+        "for step in range(200_000): print(end=f'{step} {os.environ[\"MY_API_KEY\"]}\\r')"
+    )
     assert "sk-0123456789" not in said(tmp_path, bar, MY_API_KEY="sk-0123456789"), (
         "a progress bar is one line"
     )

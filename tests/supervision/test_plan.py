@@ -18,9 +18,12 @@ from lachesis.supervision.plan import make_training_plan
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     tmp_path: Path,
 ) -> None:
-    """The record says which code the run began with; an environment that it does not know has none."""
+    """The record says which code the run began with; an environment that it does not know has
+    none.
+    """
     record = RunRecord(
-        run_id="00000001", environment="replay", environment_file="replay.py", profile="embedded", base_model="m",
+        run_id="00000001", environment="replay", environment_file="replay.py", profile="embedded",
+        base_model="m",
         total_steps=2, seed=0, wandb_project="p", wandb_run_name="n",
     )  # fmt: skip
     store = RunStore(tmp_path)

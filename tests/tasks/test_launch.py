@@ -56,8 +56,17 @@ def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
 def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the run's record, and in the state that Prefect's server keeps."""
     store, secret = RunStore(tmp_path), "marked-0a1b2c3d"
-    record = RunRecord(run_id="0123abcd", environment="one", environment_file="one.py", profile="embedded", base_model="m",
-                       total_steps=9, seed=0, wandb_project="p", wandb_run_name="n")  # fmt: skip
+    record = RunRecord(
+        run_id="0123abcd",
+        environment="one",
+        environment_file="one.py",
+        profile="embedded",
+        base_model="m",
+        total_steps=9,
+        seed=0,
+        wandb_project="p",
+        wandb_run_name="n",
+    )
 
     def start_to_end(*_: object) -> str:
         raise OSError(f"https://me:{secret}@proxy is away")
@@ -76,9 +85,17 @@ def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
     """A model that could not be loaded is not healthy, and the record has the word at once."""
     store = RunStore(tmp_path)
     record = RunRecord(
-        run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded", base_model="m", total_steps=9, seed=0,
-        wandb_project="p", wandb_run_name="n", status="running",
-    )  # fmt: skip
+        run_id="0123abcd",
+        environment="e",
+        environment_file="e.py",
+        profile="embedded",
+        base_model="m",
+        total_steps=9,
+        seed=0,
+        wandb_project="p",
+        wandb_run_name="n",
+        status="running",
+    )
     store.create(record)
     attempts.record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)

@@ -35,8 +35,17 @@ class World:
 
     def __init__(self, home: Path, group: ServiceGroup) -> None:
         self.group, store = group, RunStore(home)
-        record = RunRecord(run_id=RUN, environment="one", environment_file="one.py", profile="embedded", base_model="m",
-                           total_steps=9, seed=0, wandb_project="p", wandb_run_name="n")  # fmt: skip
+        record = RunRecord(
+            run_id=RUN,
+            environment="one",
+            environment_file="one.py",
+            profile="embedded",
+            base_model="m",
+            total_steps=9,
+            seed=0,
+            wandb_project="p",
+            wandb_run_name="n",
+        )
         self.folder = store.create(record)
         self.ready = threading.Event()
         """Whether the first environment is ready, once it has been started."""

@@ -85,7 +85,8 @@ def test_staleness_is_known_token_by_token() -> None:
         usage.record_sequence([5], [-1.0], "length", usage.version)
     found = compute_rollout_metrics([group([3, 4], [-0.5, -1.5]), group([5], [-1.0])], usage)
     assert found == {
-        "length/mean": 1.5, "length/max": 2.0, "entropy/sampling": 1.0, "staleness/mean": 1.0, "staleness/max": 2.0,
+        "length/mean": 1.5, "length/max": 2.0, "entropy/sampling": 1.0, "staleness/mean": 1.0,
+        "staleness/max": 2.0,
     }  # fmt: skip
     elsewhere = compute_rollout_metrics([group([9], [-1.0])], usage)
     assert "staleness/mean" not in elsewhere
@@ -137,7 +138,9 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
-    """An environment whose groups are all dropped samples for hours; the next attempt knows of it."""
+    """An environment whose groups are all dropped samples for hours; the next attempt knows of
+    it.
+    """
     folder, usage = RunDir(tmp_path.parent, tmp_path.name), Usage()
     ledger = StepAccounting(folder, Prices(prefill=1, sample=10, train=100, dated="2026-10-07"))
     usage.prefill, usage.sampled = 1000, 500
@@ -194,7 +197,9 @@ def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
 async def test_weights_that_do_not_move_are_seen(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the test switch of the engine an update changes nothing, and the canary says exactly 0."""
+    """With the test switch of the engine an update changes nothing, and the canary says exactly
+    0.
+    """
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     config = run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model)

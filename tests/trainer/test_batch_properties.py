@@ -227,7 +227,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = [
-    "tokens", "masks", "inference_logprobs", "scores", "overrides", "group_overrides", "distill_token_ids", "distill_logprobs",
+    "tokens", "masks", "inference_logprobs", "scores", "overrides", "group_overrides",
+    "distill_token_ids", "distill_logprobs",
 ]  # fmt: skip
 
 

@@ -34,7 +34,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
 
 
 def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
-    """With the step of its weights, the one of the last step included, which ends after training."""
+    """With the step of its weights, the one of the last step included, which ends after
+    training.
+    """
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [int(line["eval/step"]) for line in lines if "eval/step" in line] == [0, 16, 24]
@@ -128,7 +130,8 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
     )
     assert await evaluations.wait_for_next("sums", wait_s=0.01) == {}
     found = evaluations.take_metrics()
-    assert {key: found[key] for key in ("eval/step", "eval/items", "environments/words/eval/percent_correct")} == {
+    keys = ("eval/step", "eval/items", "environments/words/eval/percent_correct")
+    assert {key: found[key] for key in keys} == {
         "eval/step": 10, "eval/items": 4, "environments/words/eval/percent_correct": 1.0,
     }  # fmt: skip
     assert evaluations.take_metrics() == {}

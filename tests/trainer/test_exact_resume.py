@@ -31,7 +31,9 @@ STEPS, INTERVAL = 14, 4
 
 
 class Run:
-    """All services of a run without Prefect; the groups are always the same ones in the same order."""
+    """All services of a run without Prefect; the groups are always the same ones in the same
+    order.
+    """
 
     def __init__(
         self,
@@ -45,16 +47,35 @@ class Run:
     ) -> None:
         self.store = RunStore(home)
         edits = {
-            "env": {"group_size": 4, "batch_size": 8, "total_steps": steps, "max_num_workers": 1,
-                    "ensure_scores_are_not_same": False, **(env or {})},
-            "tinker": {"use_wandb": False, "save_checkpoint_interval": INTERVAL, "learning_rate": 1e-3, "keep_checkpoints": 2,
-                       "final_evaluation": False, **(tinker or {})},
-        }  # fmt: skip
+            "env": {
+                "group_size": 4,
+                "batch_size": 8,
+                "total_steps": steps,
+                "max_num_workers": 1,
+                "ensure_scores_are_not_same": False,
+                **(env or {}),
+            },
+            "tinker": {
+                "use_wandb": False,
+                "save_checkpoint_interval": INTERVAL,
+                "learning_rate": 1e-3,
+                "keep_checkpoints": 2,
+                "final_evaluation": False,
+                **(tinker or {}),
+            },
+        }
         config = run_config.resolve_run_config(environment.stem, "embedded", edits, model=model)
         record = RunRecord(
-            run_id="00000001", environment=environment.stem, environment_file=str(environment),
-            profile="embedded", base_model=model, total_steps=steps, seed=0, wandb_project="p", wandb_run_name="n",
-        )  # fmt: skip
+            run_id="00000001",
+            environment=environment.stem,
+            environment_file=str(environment),
+            profile="embedded",
+            base_model=model,
+            total_steps=steps,
+            seed=0,
+            wandb_project="p",
+            wandb_run_name="n",
+        )
         self.folder = self.store.create(record, config.to_yaml())
         self.record, self.config = record, config
 

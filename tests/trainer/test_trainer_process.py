@@ -79,7 +79,10 @@ def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:
 
 def test_the_command_line_overrides_the_file(tmp_path: Path, random_model: str) -> None:
     file = write(tmp_path, random_model)
-    options = "--lora-rank 8 --learning-rate 0.01 --num-steps 3 --batch-size 8 --group-size 4 --wandb-project p --no-wandb"
+    options = (
+        "--lora-rank 8 --learning-rate 0.01 --num-steps 3 --batch-size 8 --group-size 4 "
+        "--wandb-project p --no-wandb"
+    )
     config = read_config(
         parse_args(
             ["--config", str(file), *options.split(), "--base-model", "m", "--wandb-group", "g"]
