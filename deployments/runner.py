@@ -34,6 +34,7 @@ from prefect.states import Cancelled, Crashed
 from deployments.log_capture import capture_output
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
+from lachesis.orchestration import prefect_internals
 from lachesis.orchestration.server import READY_LINE, read_max_runs_setting, read_monitor_interval_s
 
 log = logging.getLogger("lachesis.runner")
@@ -153,7 +154,7 @@ async def main() -> int:
     for task in ended_tasks:
         log.error("a runner ended by itself: %s", task.exception())
     for runner in runners:  # Flow runs that are submitted from now on wait for the next runner.
-        runner._scheduled_run_poller.stopping = True
+        prefect_internals.stop_claiming_runs(runner)
     await asyncio.gather(*map(_cancel_all, runners))
     await asyncio.gather(*(runner.astop() for runner in runners))
     await asyncio.gather(*runner_tasks, return_exceptions=True)
@@ -191,18 +192,8 @@ async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]
     async with get_client() as client:
         while True:
             await asyncio.sleep(CANCELLATION_POLL_S)
-            # A polling task that has ended had given up; a cancelled one belongs to a runner that
-            # ends.
-            for observer in (runner._cancelling_observer for runner in runners):
-                polling_task = observer._polling_task if observer else None
-                if (
-                    observer
-                    and polling_task is not None
-                    and polling_task.done()
-                    and not polling_task.cancelled()
-                    and observer._consumer_task is not None
-                ):
-                    observer._start_polling_task(observer._consumer_task)
+            for runner in runners:
+                prefect_internals.restart_cancellation_poll(runner)
             without_process = await _end_cancelled_runs(
                 client, runners, deployment_ids, without_process
             )
@@ -232,7 +223,7 @@ async def _end_cancelled_runs(
         cancelling_ids -= {
             flow_run_id
             for runner in runners
-            for flow_run_id in runner._process_manager.flow_run_ids()
+            for flow_run_id in prefect_internals.list_running_ids(runner)
         }
         # A run that was claimed a moment ago has no process yet, so one poll proves nothing.
         for flow_run_id in cancelling_ids & previous_ids:
@@ -247,9 +238,11 @@ async def _end_cancelled_runs(
 
 async def _cancel_all(runner: Runner) -> None:
     # astop() would cancel them one after the other, up to 30 s each.
-    ids = list(runner._process_manager.flow_run_ids())
     await asyncio.gather(
-        *(runner._cancellation_manager.cancel_by_id(flow_run_id) for flow_run_id in ids),
+        *(
+            prefect_internals.cancel_run(runner, flow_run_id)
+            for flow_run_id in prefect_internals.list_running_ids(runner)
+        ),
         return_exceptions=True,
     )
 

@@ -18,12 +18,10 @@ import runpy
 import sys
 import threading
 import time
-from typing import Any
-
-import uvicorn
 
 from deployments.log_capture import capture_output
-from lachesis.base.http_guard import HttpGuard
+from lachesis.base.http_guard import ASGIApp, HttpGuard
+from lachesis.base.uvicorn_internals import wrap_served_apps
 
 # Maximum size of a request: an artifact, or a batch of log lines.
 MAX_REQUEST_BYTES = 50_000_000
@@ -42,31 +40,21 @@ def _collect_garbage() -> None:
             gc.freeze()
 
 
-def _guard_served_app() -> None:
-    run_uvicorn = uvicorn.run
-
-    def run_guarded(app: Any, *args: Any, host: str, **options: Any) -> None:
-        allowed_hosts = [
-            name.strip()
-            for name in os.environ.get("LACHESIS_SERVER_NAMES", "").split(",")
-            if name.strip()
-        ]
-        guarded_app = HttpGuard(
-            app,
-            host=host,
-            token=None,
-            allowed_hosts=allowed_hosts,
-            max_body_bytes=MAX_REQUEST_BYTES,
-            serves_pages=True,
-        )
-        run_uvicorn(guarded_app, *args, host=host, **options)
-
-    uvicorn.run = run_guarded  # type: ignore[assignment]
+def _guard_app(app: ASGIApp, host: str) -> HttpGuard:
+    names = os.environ.get("LACHESIS_SERVER_NAMES", "").split(",")
+    return HttpGuard(
+        app,
+        host=host,
+        token=None,
+        allowed_hosts=[name.strip() for name in names if name.strip()],
+        max_body_bytes=MAX_REQUEST_BYTES,
+        serves_pages=True,
+    )
 
 
 if __name__ == "__main__":
     capture_output("server")
-    _guard_served_app()
+    wrap_served_apps(_guard_app)
     gc.disable()
     threading.Thread(target=_collect_garbage, daemon=True, name="garbage").start()
     sys.argv[1:1] = ["server", "start"]

@@ -14,7 +14,7 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
-from lachesis.orchestration.resuming import make_next_attempt_changes
+from lachesis.orchestration.resuming import make_next_attempt_changes, needs_new_attempt
 from lachesis.orchestration.submit import STOPPED_BY_USER
 from lachesis.orchestration.suspension import describe_suspension, is_suspended
 from lachesis.runs import leftovers
@@ -46,8 +46,12 @@ def end_stray_processes(folder: Path) -> None:
         log.info("ended a process that the environment had left: %s", description)
 
 
-def begin_attempt(store: RunStore, run_id: str, *, is_new_attempt: bool) -> RunRecord:
-    """Reset the record for a new attempt and return it."""
+def begin_attempt(store: RunStore, run_id: str, *, is_started_by_hand: bool) -> RunRecord:
+    """Record that this flow makes the run's attempt, and return the record.
+
+    A new attempt is made if the flow was started by hand in Prefect, or if this attempt has begun
+    before.
+    """
     store.dir(run_id).stop_now_file.unlink(missing_ok=True)
     end_stray_processes(store.dir(run_id).path)  # A killed flow may have left some.
     clocks = read_clocks()
@@ -69,13 +73,13 @@ def begin_attempt(store: RunStore, run_id: str, *, is_new_attempt: bool) -> RunR
         "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
         "flow_pid": os.getpid(),
     }
-    return store.update(
-        run_id,
-        **{
-            **(make_next_attempt_changes(store.load(run_id)) if is_new_attempt else {}),
-            **attempt_fields,
-        },
-    )
+
+    def make_changes(record: RunRecord) -> dict[str, Any]:
+        if is_started_by_hand or needs_new_attempt(record):
+            return {**make_next_attempt_changes(record), **attempt_fields}
+        return attempt_fields
+
+    return store.change(run_id, make_changes)
 
 
 def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:

@@ -30,7 +30,7 @@ from flows.stop_requests import (
 from flows.training_run import TrainingRun
 from lachesis.base.secrets import redact
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.resuming import belongs_to_attempt, needs_new_attempt
+from lachesis.orchestration.resuming import belongs_to_attempt
 from lachesis.orchestration.suspension import record_suspension
 from lachesis.runs import leftovers
 from lachesis.runs.metrics import MetricsFile
@@ -63,25 +63,16 @@ def launch(run_id: str, home: str) -> State[Any] | None:
         return Cancelled(message=f"run {run_id} is alive already, as flow run {record.flow_run_id}")
     # The services inherit this lock, so a run is alive as long as one of its processes is.
     with store.dir(run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
-        return _run_and_record_end(
-            store,
-            run_id,
-            lock_fd,
-            is_new_attempt=is_started_by_hand or needs_new_attempt(store.load(run_id)),
-        )
+        return _run_and_record_end(store, run_id, lock_fd, is_started_by_hand=is_started_by_hand)
 
 
 def _run_and_record_end(
-    store: RunStore, run_id: str, lock_fd: int, *, is_new_attempt: bool
+    store: RunStore, run_id: str, lock_fd: int, *, is_started_by_hand: bool
 ) -> State[Any] | None:
-    """Run the services and record how the run ended.
-
-    `is_new_attempt` is true if Prefect has started the flow, by a retry, a resume or by hand, and
-    no new attempt was made yet.
-    """
-    record = begin_attempt(store, run_id, is_new_attempt=is_new_attempt)
+    """Run the services and record how the run ended."""
+    record = begin_attempt(store, run_id, is_started_by_hand=is_started_by_hand)
     try:
-        raise_if_stop_requested(store, run_id)
+        raise_if_stop_requested(store, run_id, record)
         _require_validation(store, record)
         phase = _run_services(store, record, lock_fd)
     except (SuspendRequested, Pause):  # Tasks of Prefect raise Pause when they see a suspension.
@@ -137,6 +128,7 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
         build_tiny_model(store.home, store.dir(record.run_id).path)
+        raise_if_stop_requested(store, record.run_id)
     folder = store.dir(record.run_id)
     mark_env = {leftovers.MARK_VARIABLE: leftovers.build_mark(folder.path)}
     with ServiceGroup(

@@ -22,6 +22,7 @@ from lachesis.orchestration.suspension import (
     record_suspension,
     remove_pause_timeout,
 )
+from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 RUNNER_PID = os.getppid()
@@ -44,14 +45,19 @@ class SuspendRequested(StopRequested):
     """The flow run was suspended: it should end with a checkpoint and wait to be resumed."""
 
 
-def raise_if_stop_requested(store: RunStore, run_id: str) -> None:
+def raise_if_stop_requested(store: RunStore, run_id: str, record: RunRecord | None = None) -> None:
     """Check that no end of the run was requested; after that no service may start.
+
+    Args:
+        store: The runs of this home.
+        run_id: The run.
+        record: Its record, if it was read just now.
 
     Raises:
         StopRequested: An end was requested; a suspension raises `SuspendRequested`.
         ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
     """
-    record = store.load(run_id)
+    record = record or store.load(run_id)
     if record.stop_reason == SUSPENDED:
         raise SuspendRequested(SUSPENDED)
     if record.stop_reason:

@@ -42,6 +42,8 @@ class TrainingRun:
 
     def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
+        # The hashes of a large checkpoint may take minutes; until then the last check is recent.
+        self.check_stop_request = throttle(self._raise_if_stop_requested)
         self.folder = store.dir(record.run_id)
         check_profile(record.profile)
         checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
@@ -59,7 +61,6 @@ class TrainingRun:
         self.restarter = ServiceRestarter(
             store, self.run_id, group, self.plan, self._raise_if_stop_requested
         )
-        self.check_stop_request = throttle(self._raise_if_stop_requested)
         self.env_ids = self.restarter.env_ids
         self.flow_run_id: str | None = runtime.flow_run.id
         self.dead_environment_detector = DeadEnvironmentDetector(
@@ -78,7 +79,10 @@ class TrainingRun:
         for spec in self.plan.services:
             if spec.name not in ("engine", "api", first_environment):
                 self._wait_for_services(starting_specs)
-            self._raise_if_stop_requested()
+            if spec is self.plan.services[0]:
+                self.check_stop_request()
+            else:
+                self._raise_if_stop_requested()
             start_service(self.group, spec, self.store, self.run_id)
             starting_specs.append(spec)
         self._wait_for_services(starting_specs)

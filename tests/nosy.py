@@ -22,7 +22,7 @@ def make_nosy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KEYS:
         monkeypatch.setenv(name, f"secret-of-{name}")
     monkeypatch.setenv("NOSY_FILE", str(file.with_name("environ.jsonl")))
-    monkeypatch.setenv("LACHESIS_PASS", "NOSY_FILE")
+    monkeypatch.setenv("LACHESIS_ENVIRONMENT_VARIABLES", "NOSY_FILE")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     text = file.read_text()
     marker = "from __future__ import annotations\n"

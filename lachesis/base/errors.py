@@ -22,7 +22,7 @@
     │   └── InvalidGroupsError       invalid_groups
     ├── BatchError                   batch               also ValueError
     ├── CheckpointError              checkpoint
-    ├── WeightSyncError              canary
+    ├── WeightSyncError              weight_sync
     ├── EngineRequestError           engine_request      also ValueError
     ├── ModelNotFoundError           model_not_found     also FileNotFoundError
     ├── UnsupportedModelError        unsupported_model
@@ -42,9 +42,13 @@ from typing import Any
 
 
 class LachesisError(Exception):
-    """The base of all errors; `details` holds further keys for programs, such as `available`."""
+    """The base of all errors; `details` holds further keys for programs, such as `available`.
+
+    `former_code` is the code of an earlier release, for programs that match on it.
+    """
 
     code = "lachesis_error"
+    former_code: str | None = None
 
     def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
@@ -188,7 +192,8 @@ class CheckpointError(LachesisError):
 class WeightSyncError(LachesisError):
     """The weights that environments sample from differ from those in training."""
 
-    code = "canary"
+    code = "weight_sync"
+    former_code = "canary"
 
 
 class EngineRequestError(LachesisError, ValueError):
@@ -247,7 +252,11 @@ def list_error_codes() -> frozenset[str]:
     error_classes: list[type[LachesisError]] = [LachesisError]
     for error_class in error_classes:
         error_classes += error_class.__subclasses__()
-    return frozenset(error_class.code for error_class in error_classes)
+    codes = {error_class.code for error_class in error_classes}
+    former_codes = {
+        error_class.former_code for error_class in error_classes if error_class.former_code
+    }
+    return frozenset(codes | former_codes)  # Logs of earlier releases have the former ones.
 
 
 def shorten(text: str, max_chars: int = 200) -> str:

@@ -9,6 +9,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from lachesis.base.renamed import read_renamed_variable
+
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 # A shorter value, such as "false", is no secret and occurs in many texts.
@@ -112,11 +114,12 @@ def read_public_variables(prefix: str) -> dict[str, str]:
 
 
 def read_passed_variables() -> dict[str, str]:
-    """Return the variables that `$LACHESIS_PASS` names for the processes of environments.
+    """Return the variables that `$LACHESIS_ENVIRONMENT_VARIABLES` passes to environments.
 
     Names may be patterns. The user chooses them, so secrets are included.
     """
-    patterns = tuple(os.environ.get("LACHESIS_PASS", "").replace(",", " ").split())
+    names = read_renamed_variable("LACHESIS_ENVIRONMENT_VARIABLES", "LACHESIS_PASS")
+    patterns = tuple(names.replace(",", " ").split())
     return {name: value for name, value in os.environ.items() if _matches(name, patterns)}
 
 

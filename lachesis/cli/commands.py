@@ -62,7 +62,7 @@ def run_command(args: argparse.Namespace) -> int:
         "logs": handle_logs,
         "weights": handle_weights,
         "report": handle_report,
-        "notices": handle_notices,
+        "notifications": handle_notifications,
         "mcp": serve.handle_mcp,
         "api": serve.handle_api,
         "doctor": handle_doctor,
@@ -345,7 +345,7 @@ def handle_report(args: argparse.Namespace) -> None:
     )
 
 
-def handle_notices(args: argparse.Namespace) -> None:
+def handle_notifications(args: argparse.Namespace) -> None:
     if args.remove:
         names = remove_notifications()
     else:

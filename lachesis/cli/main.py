@@ -12,11 +12,13 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 from lachesis import __version__
 from lachesis.base.errors import LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
+from lachesis.cli.old_names import replace_old_command, show_warning
 
 EPILOG = (
     "Start with `lachesis demo`, or with `lachesis serve` in one terminal and\n"
@@ -54,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run_commands(add_command)
     _add_notification_options(
         add_command(
-            "notices",
+            "notifications",
             "Call a webhook from the Prefect server when a run fails, stalls or finishes.",
         )
     )
@@ -272,7 +274,7 @@ def _add_watch_option(command: argparse.ArgumentParser) -> None:
 def _add_notification_options(command: argparse.ArgumentParser) -> None:
     action = command.add_mutually_exclusive_group(required=True)
     action.add_argument("--webhook", metavar="URL", help="URL to call; a second call replaces it")
-    action.add_argument("--remove", action="store_true", help="no more notices")
+    action.add_argument("--remove", action="store_true", help="call no web address any more")
 
 
 def _add_servers(add_command: AddCommand) -> None:
@@ -339,7 +341,8 @@ def _add_test(command: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    args = build_parser().parse_args(argv)
+    warnings.showwarning = show_warning
+    args = build_parser().parse_args(replace_old_command(sys.argv[1:] if argv is None else argv))
     os.umask(0o077)  # prompts, answers and weights are readable by their owner only
     from lachesis.cli import commands
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
 
 LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
@@ -146,10 +147,10 @@ class TinkerSection(Section):
     """Maximum probability ratio of ppo, cispo and gspo; by default 1.2 (cispo 4)."""
     advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean"
     """Baseline that a rollout's score is compared with inside its group."""
-    weight_by: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """How losses are averaged: every token counts the same, or every rollout whatever its length.
     """
-    cut_rollouts: Literal["train", "leave_out"] = "train"
+    truncated_rollouts: Literal["keep", "drop"] = "keep"
     """Whether to train on rollouts that the length limit has truncated."""
     kl_coefficient: float = Field(0.0, ge=0, le=10)
     """Weight of the KL penalty against the base model, in units of the score; costs one prompt
@@ -162,15 +163,15 @@ class TinkerSection(Section):
     """Steps over which the learning rate rises from zero."""
     grad_clip_norm: float = Field(0.0, ge=0)
     """Maximum norm of the gradient; 0 for no limit."""
-    supervised_file: Annotated[str | None, READS_FILES] = None
+    sft_file: Annotated[str | None, READS_FILES] = None
     """JSONL file for supervised fine-tuning before the first step; each line has prompt and
     completion, or messages.
     """
-    supervised_epochs: int = Field(1, ge=1, le=1000)
+    sft_epochs: int = Field(1, ge=1, le=1000)
     """Passes over that file."""
-    supervised_batch_size: int = Field(32, ge=1)
+    sft_batch_size: int = Field(32, ge=1)
     """Examples per update on that file."""
-    supervised_learning_rate: float = Field(1e-4, gt=0, lt=1)
+    sft_learning_rate: float = Field(1e-4, gt=0, lt=1)
     """Adam's learning rate for that file."""
     seed: int = Field(0, ge=0)
     """Seed of the adapter's initialisation and, on the embedded engine, of sampling."""
@@ -186,6 +187,11 @@ class TinkerSection(Section):
     """Whether the trainer logs to W&B: online with a key, else offline into the run's folder."""
     final_evaluation: bool = False
     """Evaluate the base and the trained model on held-out items when training ends."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_fields(cls, values: Any) -> Any:
+        return rename_old_fields("tinker", values)
 
 
 class LimitsSection(Section):
@@ -213,5 +219,10 @@ class LimitsSection(Section):
     """
     stall_after_s: float = Field(60.0, ge=5)
     """Seconds without activity after which a part of the run counts as stalled."""
-    on_broken: Literal["advise", "stop"] = "advise"
+    on_learning_failure: Literal["advise", "stop"] = "advise"
     """What to do when learning is judged broken: report it, or save a checkpoint and stop."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_old_fields(cls, values: Any) -> Any:
+        return rename_old_fields("limits", values)

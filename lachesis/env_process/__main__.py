@@ -11,10 +11,10 @@
                                           `lachesis.env_process.warmup_examples`
 
 With LACHESIS_INFERENCE_URL and LACHESIS_INFERENCE_TOKEN, requests to that server carry the token.
-With LACHESIS_TALLY, `run` writes counts of the environment's work to that file; see
-`lachesis.env_process.counters`. With LACHESIS_CURSOR=FILE and LACHESIS_CURSOR_GROUPS=N it continues
-where training is; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT its groups
-carry that name, if several environments feed a run.
+With LACHESIS_COUNTERS_FILE, `run` writes counts of the environment's work to that file; see
+`lachesis.env_process.counters`. With LACHESIS_POSITION_FILE=FILE and LACHESIS_TRAINED_GROUPS=N it
+continues where training is; see `lachesis.env_process.dataset_position`. With LACHESIS_ENVIRONMENT
+its groups carry that name, if several environments feed a run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def _prepare_training(inference_server: tuple[str, str] | None) -> None:
     if inference_server:
         evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
     _instrument_environment(
-        Path(os.environ["LACHESIS_TALLY"]), Path(os.environ["LACHESIS_CURSOR"]), evaluation_client
+        Path(os.environ["LACHESIS_COUNTERS_FILE"]),
+        Path(os.environ["LACHESIS_POSITION_FILE"]),
+        evaluation_client,
     )
 
 
@@ -93,7 +95,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
         rollout_counters = inference_test.install_inference_test(
             json.loads(Path(options.pop(0)).read_text())
         )
-    elif os.environ.get("LACHESIS_TALLY"):
+    elif os.environ.get("LACHESIS_COUNTERS_FILE"):
         _prepare_training(inference_server)
     sys.argv = [str(file), *options]
     try:
@@ -129,7 +131,7 @@ def _instrument_environment(
     rollout_counters = counters.RolloutCounters(counters_file, with_heartbeat=True)
     request_counters.install_request_counters(rollout_counters)
     start_position = dataset_position.DatasetPosition(
-        position_file, int(os.environ["LACHESIS_CURSOR_GROUPS"])
+        position_file, int(os.environ["LACHESIS_TRAINED_GROUPS"])
     )
 
     def cli(cls: type[BaseEnv]) -> None:

@@ -1,4 +1,7 @@
-"""Patch Atropos 0.4.0 in the child that runs an environment, and nowhere else.
+"""Patch Atropos in the child that runs an environment, and nowhere else.
+
+Everything here was written for version `ATROPOS_VERSION`; a test fails when another one is
+installed.
 
 Its library is archived, so these faults will not be mended there; no file of it is changed.
 
@@ -34,6 +37,8 @@ from lachesis.env_process import lazy_modules
 if TYPE_CHECKING:
     from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
     from transformers import PreTrainedTokenizerBase
+
+ATROPOS_VERSION = "0.4.0"
 
 
 def apply_atropos_patches() -> None:

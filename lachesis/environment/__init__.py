@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from lachesis.environment.conversation import Chat, ConversationEnv, ConversationEnvConfig
     from lachesis.environment.data import DatasetError, Item, rows
     from lachesis.environment.outcome import Invalid, Outcome, zero
-    from lachesis.environment.task import Rollout, TaskEnv, TaskEnvConfig
+    from lachesis.environment.task import Rollout, TaskEnv
+    from lachesis.environment.task_config import TaskEnvConfig
 
 _MODULE_OF_NAME = {
     "Chat": "conversation", "ConversationEnv": "conversation",
     "ConversationEnvConfig": "conversation",
     "DatasetError": "data", "Item": "data", "rows": "data",
     "Invalid": "outcome", "Outcome": "outcome", "zero": "outcome",
-    "Rollout": "task", "TaskEnv": "task", "TaskEnvConfig": "task",
+    "Rollout": "task", "TaskEnv": "task", "TaskEnvConfig": "task_config",
 }  # fmt: skip
 __all__ = [
     "Chat", "ConversationEnv", "ConversationEnvConfig", "DatasetError", "Invalid", "Item",

@@ -38,7 +38,8 @@ from lachesis.environment.sampling import (
     encode_turn_boundary,
     sample,
 )
-from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
+from lachesis.environment.task import Message, Rollout, TaskEnv
+from lachesis.environment.task_config import TaskEnvConfig
 
 TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 

@@ -27,35 +27,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
-from pydantic import Field
+from atroposlib.envs.base import APIServerConfig, BaseEnv, ScoredDataGroup
 
 from lachesis.environment import data, evaluation
 from lachesis.environment.data import DatasetSplit, Item
 from lachesis.environment.outcome import AllInvalid, Outcome, build_invalid, to_outcome
 from lachesis.environment.sampling import SampledCompletion, encode_first_prompt, sample
+from lachesis.environment.task_config import TaskEnvConfig
 from lachesis.environment.verifier import Verifier, limit_time
 
 Message = dict[str, Any]
-
-
-class TaskEnvConfig(BaseEnvConfig):
-    """Fields of every environment written with this package."""
-
-    system_prompt: str | None = Field(None, description="System message before each question")
-    max_answer_tokens: int = Field(
-        256, ge=1, le=131_072, description="Maximum tokens of one answer"
-    )
-    temperature: float = Field(1.0, gt=0, le=2, description="Sampling temperature")
-    held_out_share: float = Field(
-        0.2, gt=0, lt=1, description="Share of the items that are never trained on"
-    )
-    most_held_out: int = Field(100, ge=1, description="Maximum held-out items per evaluation")
-    eval_samples: int = Field(4, ge=1, le=64, description="Answers sampled per held-out item")
-    data_seed: int = Field(0, ge=0, description="Seed of the order of the training items")
-    verifier_timeout: float = Field(
-        30.0, gt=0, le=3600, description="Maximum seconds to score one answer"
-    )
 
 
 @dataclass
@@ -179,7 +160,7 @@ class TaskEnv(BaseEnv):
     async def setup(self) -> None:
         """Load the items; Atropos calls it once before the first rollout."""
         await self.load_items()
-        self._verifier = Verifier(self.config.verifier_timeout)
+        self._verifier = Verifier(self.config.verifier_timeout_s)
         self._train_outcomes: list[Outcome] = []
 
     async def load_items(self) -> None:
@@ -191,7 +172,7 @@ class TaskEnv(BaseEnv):
         """
         dataset = self.load_dataset()
         dataset = await dataset if inspect.isawaitable(dataset) else dataset
-        max_held_out = self.config.most_held_out
+        max_held_out = self.config.max_held_out_items
         if isinstance(dataset, Mapping):
             self.items = data.build_given_split(
                 dataset.get("train", ()),
@@ -308,11 +289,11 @@ class TaskEnv(BaseEnv):
 
     def limit_time(self, label: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Return a context manager that raises Invalid when its block takes longer than
-        `verifier_timeout`.
+        `verifier_timeout_s`.
 
         Waits for samples and for a sandbox do not count.
         """
-        return limit_time(self.config.verifier_timeout, label)
+        return limit_time(self.config.verifier_timeout_s, label)
 
     def build_messages(self, item: Item) -> list[Message]:
         """Return the first messages of the conversation: the system message, if any, and the

@@ -40,7 +40,8 @@ from lachesis.environment.sampling import (
     encode_turn_boundary,
     sample,
 )
-from lachesis.environment.task import Message, Rollout, TaskEnv, TaskEnvConfig
+from lachesis.environment.task import Message, Rollout, TaskEnv
+from lachesis.environment.task_config import TaskEnvConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,7 +3,8 @@
 The functions are pure functions of the run's metrics and counts. The words, from good to bad, are
 `healthy`; `too early` (too few steps so far) and `unknown` (the run ended before it could be
 judged), which make no statement; `not learning` and `suspect`, which ask a person to look; and
-`broken`. A word is advice. Only `broken` stops a run, and only if `limits.on_broken` is `stop`.
+`broken`. A word is advice. Only `broken` stops a run, and only if `limits.on_learning_failure` is
+`stop`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from lachesis.monitor.trend import WINDOW, Trend
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
 # How bad a word is. `not learning` and `suspect` ask a person to look and never stop a run;
-# `broken` may, where `limits.on_broken` is `stop`.
+# `broken` may, where `limits.on_learning_failure` is `stop`.
 SEVERITY: dict[str, int] = {
     "healthy": 0,
     "too early": 0,

@@ -190,7 +190,9 @@ class Monitor:
                 self._request_stop(watched, exceeded_budget)
             elif watched.stall:
                 self._apply_stall_policy(watched, watched.stall)
-            elif watched.health.word == "broken" and observation.limits.on_broken == "stop":
+            elif (
+                watched.health.word == "broken" and observation.limits.on_learning_failure == "stop"
+            ):
                 self._request_stop(watched, f"learning is broken: {watched.health.evidence[0]}")
         elif record.status == "stopping":
             self._end_stuck_processes(watched)

@@ -197,6 +197,6 @@ def resolve_examples_file(text: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FieldValueError(
-            f"tinker.supervised_file is {shorten(repr(text))}: {reason}; allowed: a readable JSONL "
+            f"tinker.sft_file is {shorten(repr(text))}: {reason}; allowed: a readable JSONL "
             "file, or null"
         ) from error

@@ -85,10 +85,10 @@ class LaunchFields:
             edits.setdefault(field.section, {})[field.name] = checked_value
         if request.seed is not None:
             edits.setdefault("tinker", {})["seed"] = request.seed
-        examples_file = edits.get("tinker", {}).get("supervised_file")
+        examples_file = edits.get("tinker", {}).get("sft_file")
         if examples_file is not None:
             resolved_file = launch_inputs.resolve_examples_file(examples_file)
-            edits["tinker"]["supervised_file"] = str(resolved_file)
+            edits["tinker"]["sft_file"] = str(resolved_file)
         return edits
 
     def find_validation_errors(self) -> list[dict[str, str]]:

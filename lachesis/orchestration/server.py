@@ -125,6 +125,7 @@ def read_key_names() -> dict[str, str] | None:
     server_info = read_server_info()
     if server_info is None:
         return None
+    # The values stay with the launcher; only the names are written to disk.
     return dict.fromkeys(server_info["keys"], "set")
 
 
@@ -162,6 +163,7 @@ class LauncherProcess:
 
     def _wait_until_ready(self, log: Path) -> None:
         until = time.monotonic() + self.timeout_s
+        # The file is written before the runner is ready, so the server is asked too.
         while not (server_file().is_file() and find_running_server()):
             if self.process.poll() is not None:
                 raise ProcessExitedError(
@@ -183,5 +185,7 @@ class LauncherProcess:
 
     def _stop(self) -> None:
         assert self.process.stdin is not None
+        # The launcher ends when its stdin closes, which happens by itself if this process is
+        # killed.
         self.process.stdin.close()
         self.process.wait()

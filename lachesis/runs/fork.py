@@ -70,6 +70,7 @@ class ForkSource:
                 make_private_folder(target.parent)
                 copy_private(self.run_dir.path / name, target)
         copied_fields = self.manifest.model_dump(
+            # Not the counts and the results, which belong to the other run.
             include={"state", "sampler_weights", "reference", "probes"}
         )
         Checkpoints(run_dir.checkpoints).write(Manifest(step=0, borrowed=True, **copied_fields))

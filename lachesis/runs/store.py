@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -79,14 +79,7 @@ class RunStore:
             UnknownRunError: There is no such run; the message names those that exist.
             StorageError: The record is damaged.
         """
-        if not re.fullmatch(r"[0-9a-f]{8}", run_id) or not self.dir(run_id).record.is_file():
-            run_ids = [record.run_id for record in self.all()]
-            active = [record.run_id for record in self.all() if not record.has_ended]
-            raise UnknownRunError(
-                f"there is no run {shorten(repr(run_id), 60)}; existing runs: "
-                f"{', '.join(run_ids[:10]) or 'none'} (rl_list_runs or `lachesis runs` lists all)",
-                active_runs=active,
-            )
+        self._require_run(run_id)
         file = self.dir(run_id).record
         with storage_errors(file):
             try:
@@ -97,17 +90,38 @@ class RunStore:
                     f"not affected"
                 ) from error
 
+    def _require_run(self, run_id: str) -> None:
+        if re.fullmatch(r"[0-9a-f]{8}", run_id) and self.dir(run_id).record.is_file():
+            return
+        records = self.all()
+        run_ids = ", ".join(record.run_id for record in records[:10]) or "none"
+        raise UnknownRunError(
+            f"there is no run {shorten(repr(run_id), 60)}; existing runs: {run_ids} (rl_list_runs "
+            "or `lachesis runs` lists all)",
+            active_runs=[record.run_id for record in records if not record.has_ended],
+        )
+
     def update(self, run_id: str, *, if_attempt: int | None = None, **changes: object) -> RunRecord:
         """Change these fields of the record, and keep what other processes have changed meanwhile.
 
         With `if_attempt` nothing changes if the run is at another attempt by now.
         """
+
+        def make_changes(record: RunRecord) -> Mapping[str, object]:
+            return {} if if_attempt not in (None, record.attempt) else changes
+
+        return self.change(run_id, make_changes)
+
+    def change(
+        self, run_id: str, make_changes: Callable[[RunRecord], Mapping[str, object]]
+    ) -> RunRecord:
+        """Change the fields that `make_changes` returns for the record as it is on disk now."""
         with self._lock_record(run_id):
             record = self.load(run_id)
-            if if_attempt is not None and record.attempt != if_attempt:
-                return record
-            record = RunRecord.model_validate({**record.model_dump(), **changes})
-            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+            changes = make_changes(record)
+            if changes:
+                record = RunRecord.model_validate({**record.model_dump(), **changes})
+                write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
         return record
 
     def mark_ended(
@@ -202,7 +216,7 @@ class RunStore:
     @contextlib.contextmanager
     def _lock_record(self, run_id: str) -> Iterator[None]:
         # An unknown run has an error of its own, which says what exists.
-        self.load(run_id)
+        self._require_run(run_id)
         file = self.dir(run_id).path / ".lock"
         with storage_errors(self.root), open(file, "w", opener=open_owner_only) as lock:
             deadline = time.monotonic() + LOCK_S

@@ -72,7 +72,7 @@ class ServicePlan:
         spec = self.get_service(service)
         ready = make_registration_check(self.config.env.rollout_server_url, env_id)
         return replace(
-            spec, env={**spec.env, "LACHESIS_CURSOR_GROUPS": str(groups)}, check_ready=ready
+            spec, env={**spec.env, "LACHESIS_TRAINED_GROUPS": str(groups)}, check_ready=ready
         )
 
     def get_service(self, name: str) -> ServiceSpec:

@@ -61,7 +61,7 @@ def make_dataset_hub_env(config: RunConfig) -> dict[str, str]:
     """Return the variables with which an environment loads its data set.
 
     The data set may come from the Hub even if the model does not. The token is included if the
-    model comes from the Hub too; otherwise $LACHESIS_PASS can pass it.
+    model comes from the Hub too; otherwise $LACHESIS_ENVIRONMENT_VARIABLES can pass it.
     """
     if is_local_model(config):
         return {}
@@ -71,8 +71,8 @@ def make_dataset_hub_env(config: RunConfig) -> dict[str, str]:
 def make_run_wandb_env(in_use: bool) -> dict[str, str]:
     """Return W&B's variables for an environment in a run.
 
-    It logs offline because it has no key; the trainer's log is uploaded. Only $LACHESIS_PASS can
-    pass the key.
+    It logs offline because it has no key; the trainer's log is uploaded. Only
+    $LACHESIS_ENVIRONMENT_VARIABLES can pass the key.
     """
     if not in_use:
         return {}

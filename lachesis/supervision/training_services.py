@@ -162,9 +162,9 @@ class EnvironmentServices:
         env = self.config.env
         name_env = {"LACHESIS_ENVIRONMENT": self.name} if self.is_mixed else {}
         state_env = {
-            "LACHESIS_TALLY": str(self.folder.get_counters_file(self.service_name)),
-            "LACHESIS_CURSOR": str(self.folder.get_position_file(self.service_name)),
-            "LACHESIS_CURSOR_GROUPS": str(groups),
+            "LACHESIS_COUNTERS_FILE": str(self.folder.get_counters_file(self.service_name)),
+            "LACHESIS_POSITION_FILE": str(self.folder.get_position_file(self.service_name)),
+            "LACHESIS_TRAINED_GROUPS": str(groups),
         }
         return ServiceSpec(
             self.service_name,

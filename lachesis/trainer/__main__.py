@@ -360,10 +360,7 @@ async def serve_in_background(app: ASGIApp, sock: socket.socket) -> Any:
     """Serve `app` on `sock` during the block, without uvicorn's signal handlers."""
     import uvicorn
 
-    class SignalFreeServer(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
+    from lachesis.base.uvicorn_internals import SignalFreeServer
 
     server = SignalFreeServer(
         uvicorn.Config(

@@ -181,7 +181,7 @@ class BatchSettings:
     max_tokens: int
     eos_id: int | None
     advantage: AdvantageEstimator = "mean"
-    loss_aggregation: Literal["token", "sequence"] = "token"
+    loss_aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     was_truncated: Callable[[list[int], list[float]], bool] | None = None
     has_kl_penalty: bool = False
     """Whether `add_kl_penalty` follows, so that rollouts without advantage are kept."""
@@ -255,7 +255,7 @@ def add_kl_penalty(
 
 
 def _apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
-    if settings.loss_aggregation == "sequence" and batch.datums:
+    if settings.loss_aggregation == "sequence_mean" and batch.datums:
         for datum, weight in zip(
             batch.datums,
             compute_sequence_weights(

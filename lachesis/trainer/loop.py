@@ -66,9 +66,9 @@ class Trainer:
             max_tokens=config.tinker.max_token_trainer_length,
             eos_id=tokenizer.eos_token_id,
             advantage=config.tinker.advantage,
-            loss_aggregation=config.tinker.weight_by,
+            loss_aggregation=config.tinker.loss_aggregation,
             was_truncated=state.usage.was_truncated
-            if config.tinker.cut_rollouts == "leave_out"
+            if config.tinker.truncated_rollouts == "drop"
             else None,
             has_kl_penalty=config.tinker.kl_coefficient > 0,
         )

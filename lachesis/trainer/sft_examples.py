@@ -49,7 +49,7 @@ def read_examples(
     try:
         lines = split_lines(path.expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        raise ConfigError(f"tinker.supervised_file {path} cannot be read: {error}") from error
+        raise ConfigError(f"tinker.sft_file {path} cannot be read: {error}") from error
     examples = []
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
@@ -72,7 +72,7 @@ def read_examples(
         loss_mask = np.arange(1, len(tokens)) >= max(num_prompt_tokens, 1)
         examples.append(SftExample(tokens[:-1], tokens[1:], loss_mask))
     if not examples:
-        raise ConfigError(f"tinker.supervised_file {path} has no examples")
+        raise ConfigError(f"tinker.sft_file {path} has no examples")
     return examples
 
 

@@ -34,11 +34,11 @@ async def run_sft_stage(
     The log gets a line per update, and `supervised.json` in the run's folder the first and the last
     loss.
     """
-    if config.tinker.supervised_file is None:
+    if config.tinker.sft_file is None:
         return
     state.phase = "imitating"
     examples = read_examples(
-        Path(config.tinker.supervised_file),
+        Path(config.tinker.sft_file),
         tokenizer,
         max_tokens=config.tinker.max_token_trainer_length,
     )
@@ -72,8 +72,8 @@ async def _fine_tune(
     sft_batches = list(
         iterate_batches(
             examples,
-            batch_size=config.tinker.supervised_batch_size,
-            epochs=config.tinker.supervised_epochs,
+            batch_size=config.tinker.sft_batch_size,
+            epochs=config.tinker.sft_epochs,
             seed=config.tinker.seed,
         )
     )
@@ -82,7 +82,7 @@ async def _fine_tune(
         if stop.is_set():
             return None
         state.set_waiting_for("forward_backward")
-        loss = await policy.fine_tune_on_examples(batch, config.tinker.supervised_learning_rate)
+        loss = await policy.fine_tune_on_examples(batch, config.tinker.sft_learning_rate)
         losses.append(loss)
         state.usage.trained += sum(len(example.tokens) for example in batch)
         log.info("supervised update %d/%d loss %.4f", update_number, len(sft_batches), loss)

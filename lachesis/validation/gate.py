@@ -77,6 +77,7 @@ def _find_valid_test(
     ]
     own_values = config.env.model_extra or {}
     code_fingerprint = compute_fingerprint(Path(environment_file), own_values)
+    # The tests come newest first, so the first reason is that of the newest one.
     reasons = []
     for test in environment_tests:
         reason = _find_objection(test, code_fingerprint, own_values)
@@ -102,6 +103,7 @@ def _find_objection(
         )
     if test.verdict is None:
         return "has no verdict, because no model responded"
+    # The fingerprint covers the file, the files that it imports, and the values of its own fields.
     if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
     changed = sorted(
@@ -142,6 +144,7 @@ def find_forecast(
             forecast = Forecast.model_validate(saved_forecast)
         except ValidationError:
             continue
+        # Another model writes answers of another length, and another profile has another pace.
         if (forecast.planned.base_model, forecast.planned.profile) == (
             planned_run.base_model,
             planned_run.profile,

@@ -252,16 +252,13 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
         replace_limits(config, {"max_tokens": "0"})
     with pytest.raises(
         ConfigError,
-        match=r"'learning_rate' cannot be .*allowed: limits\.max_hours, .*on_broken; begin anew",
+        match=r"'learning_rate' cannot be .*: limits\.max_hours, .*on_learning_failure; begin anew",
     ):
         replace_limits(config, {"learning_rate": "1e-4"}, hint="; begin anew")
 
 
 def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
-    assert (
-        ConfigFields("tinker", is_owner=True).check_edit("supervised_file", "a.jsonl")[1]
-        == "a.jsonl"
-    )
+    assert ConfigFields("tinker", is_owner=True).check_edit("sft_file", "a.jsonl")[1] == "a.jsonl"
     assert ConfigFields("tinker", is_owner=True).find("total_steps").lock_reason is not None
     with pytest.raises(LockedFieldError, match="an agent may not"):
-        ConfigFields("embedded").check_edit("supervised_file", "a.jsonl")
+        ConfigFields("embedded").check_edit("sft_file", "a.jsonl")

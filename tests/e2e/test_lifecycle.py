@@ -81,7 +81,7 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     carry the run, no step is lost or made twice, no process stays. Beside it a run whose
     environment cannot start fails for itself.
 
-    The run begins with examples, as by the README's `--set supervised_file=FILE.jsonl`, and another
+    The run begins with examples, as by the README's `--set sft_file=FILE.jsonl`, and another
     run goes on from it at another rate, by the command that `resume` names for other fields.
     """
     monkeypatch.chdir(tmp_path)
@@ -90,7 +90,7 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     dead = cli("train", "bad", "--model", "tiny", *LONG, LACHESIS_ENVIRONMENTS=str(tmp_path))[
         "run_id"
     ]
-    budget = ("--set", "limits.max_tokens=5000", "--set", "supervised_file=FILE.jsonl")
+    budget = ("--set", "limits.max_tokens=5000", "--set", "sft_file=FILE.jsonl")
     run_id = cli("train", "calm", "--model", "tiny", *LONG, *budget, LACHESIS_ENVIRONMENTS=calm)[
         "run_id"
     ]

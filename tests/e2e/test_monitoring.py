@@ -97,7 +97,7 @@ def server(served_home: Path, wait_until: Callable[..., Any]) -> Server:
 
 @pytest.fixture(scope="module")
 def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
-    """What a web address was told since `lachesis notices`."""
+    """What a web address was told since `lachesis notifications`."""
     heard: list[Json] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):
@@ -112,7 +112,7 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, args=(POLL_S,), daemon=True).start()
         address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
-        assert len(cli("notices", "--webhook", address)["automations"]) == 5
+        assert len(cli("notifications", "--webhook", address)["automations"]) == 5
         yield heard
         hook.shutdown()
 

@@ -5,6 +5,7 @@ fails.
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from lachesis.env_process import atropos_patches
 from lachesis.tiny_model import build
 from tests.endpoint import serving
+
+
+def test_it_is_the_version_that_the_patches_were_written_for() -> None:
+    assert importlib.metadata.version("atroposlib") == atropos_patches.ATROPOS_VERSION
 
 
 def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:

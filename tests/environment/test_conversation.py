@@ -125,7 +125,7 @@ async def test_a_template_that_rewrites_earlier_turns_changes_nothing(
 async def test_what_ends_a_conversation_decides_its_outcome(
     made: Make, generator: Generator, answers: list[str], reward: float | None, reason: str | None
 ) -> None:
-    _, rollout = await play(made, generator, answers, max_token_length=70, verifier_timeout=0.4)
+    _, rollout = await play(made, generator, answers, max_token_length=70, verifier_timeout_s=0.4)
     assert (rollout.outcome.reward, without_place(rollout.outcome.reason)) == (reward, reason)
     assert len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs) < 70
 
@@ -151,7 +151,7 @@ async def test_a_server_that_fails_makes_one_conversation_invalid(
 
 
 async def test_slow_samples_are_no_hang(made: Make, generator: Generator) -> None:
-    env = made(Echo, verifier_timeout=0.3)
+    env = made(Echo, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [time.sleep(0.3) or "yes"]
     (rollout,) = await env.sample_rollouts({"question": "one?"}, 1)

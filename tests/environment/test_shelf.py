@@ -74,7 +74,7 @@ async def test_gold_is_solved_and_corrupt_is_not(made: Make, name: str) -> None:
     ["", " ", "\0", "\ud800", "[" * 5000, "9" * 100_000, "<|end|>", "é" * 50, "{}", "0/0", "None"],
 )
 async def test_whatever_a_model_says_is_scored(made: Make, name: str, answer: str) -> None:
-    env = made(environment(name), verifier_timeout=20)
+    env = made(environment(name), verifier_timeout_s=20)
     await env.setup()
     reward, reason = await scored(env, env.items.train[0], answer)
     assert reward is not None, reason
@@ -192,7 +192,7 @@ def problems(tmp_path: Path) -> Path:
 async def test_a_number_in_a_box_is_compared(
     made: Make, problems: Path, answer: str, reward: float, reason: str | None
 ) -> None:
-    env = made(environment("gsm8k"), dataset=str(problems), verifier_timeout=20)
+    env = made(environment("gsm8k"), dataset=str(problems), verifier_timeout_s=20)
     await env.setup()
     assert await scored(env, PROBLEM, answer) == (reward, reason)
 

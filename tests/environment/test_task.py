@@ -73,7 +73,7 @@ SCORES: dict[str, Callable[[], Any]] = {
 async def test_what_a_verifier_does_is_one_of_three_outcomes(
     made: Make, generator: Generator, said: str, reward: float | None, reason: str | None
 ) -> None:
-    env = made(Words, verifier_timeout=0.3)
+    env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
     first, *others = await env.sample_rollouts(env.items.train[0], 4)
@@ -84,7 +84,7 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
 async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
     made: Make, generator: Generator
 ) -> None:
-    env = made(Words, verifier_timeout=0.3)
+    env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
     rollouts = await env.sample_rollouts(env.items.train[0], 5)
@@ -100,7 +100,7 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
             await together.wait()
             return 0.5
 
-    env = made(Judged, verifier_timeout=5.0)
+    env = made(Judged, verifier_timeout_s=5.0)
     await env.setup()
     rollouts = await env.sample_rollouts(env.items.train[0], 4)
     assert [one.outcome for one in rollouts] == [Outcome(0.5)] * 4
@@ -109,7 +109,7 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
 async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
     made: Make, generator: Generator
 ) -> None:
-    env = made(Words, verifier_timeout=0.02)
+    env = made(Words, verifier_timeout_s=0.02)
     await env.setup()
     generator.say = lambda prompt, n: ["hangs"] * n
     rollouts = await env.sample_rollouts(env.items.train[0], 12)
@@ -191,7 +191,7 @@ async def test_answers_can_be_scored_beside_each_other(
 async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(
     made: Make, generator: Generator
 ) -> None:
-    env = made(Words, verifier_timeout=0.02)
+    env = made(Words, verifier_timeout_s=0.02)
     await env.setup()
 
     def slow(item: Any, rollout: Any) -> float:
@@ -217,7 +217,7 @@ async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Mak
 
 
 async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made: Make) -> None:
-    env = made(Words, verifier_timeout=0.3)
+    env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
 
     async def waits(item: Any) -> float:
@@ -336,7 +336,7 @@ async def test_a_place_is_kept_for_atropos_own_checkpoints(made: Make, tmp_path:
 async def test_an_evaluation_asks_the_held_out_items_and_counts(
     made: Make, generator: Generator, tmp_path: Path
 ) -> None:
-    env = made(Words, eval_samples=2, data_dir_to_save_evals=str(tmp_path), verifier_timeout=5)
+    env = made(Words, eval_samples=2, data_dir_to_save_evals=str(tmp_path), verifier_timeout_s=5)
     await env.setup()
     questions = {one["question"]: one["answer"] for one in env.items.held_out}
     assert questions

@@ -260,7 +260,7 @@ def test_budgets_are_kept(
 
 def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, asked: Asked) -> None:
     for run_id, policy in (("0123abcd", "advise"), ("4567abcd", "stop")):
-        make(run_id, limits={"on_broken": policy})
+        make(run_id, limits={"on_learning_failure": policy})
         for step in range(1, 30):
             MetricsFile(store.dir(run_id).metrics).append(
                 step, {"reward/mean": 0.5, "weights/change": 0.0, "train/learning_rate": 4e-5}
@@ -297,7 +297,7 @@ def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
     """Changes of 0 below a hundredth of the highest rate: row 2 of the review stopped these
     runs.
     """
-    make(limits={"on_broken": "stop"})
+    make(limits={"on_learning_failure": "stop"})
     metrics = MetricsFile(store.dir("0123abcd").metrics)
     for step in range(1, 41):
         usual = 1e-3 if rates[0] else 0.0
@@ -346,7 +346,7 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
         Monitor, "_emit_event", lambda self, seen, what, payload: events.append(what)
     )
     counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
-    make(status=status, attempt=2, limits={"on_broken": "stop"})
+    make(status=status, attempt=2, limits={"on_learning_failure": "stop"})
     file = store.dir("0123abcd").get_counters_file("environment")
     file.write_text(json.dumps({**counted, "at": time.time() - 60}))
     (seen,) = Monitor(store).tick()
@@ -369,7 +369,7 @@ def test_a_resumed_run_is_judged_by_its_own_steps(
     made: int,
 ) -> None:
     """A policy must not stop it for what the attempt before did."""
-    make(attempt=2, limits={"on_broken": "stop"})
+    make(attempt=2, limits={"on_learning_failure": "stop"})
     metrics = MetricsFile(store.dir("0123abcd").metrics)
     with monkeypatch.context() as patch:
         an_hour_ago = time.time() - 3600

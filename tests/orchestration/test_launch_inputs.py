@@ -263,13 +263,13 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
     service = LachesisService()
-    edits = (("supervised_file", "FILE.jsonl"),)
+    edits = (("sft_file", "FILE.jsonl"),)
     for profile in ("embedded", "tinker"):
         config, plan = service.preview(LaunchRequest("arithmetic", profile, edits, by_owner=True))
-        assert config.tinker.supervised_file == str(file), "the trainer runs in another folder"
+        assert config.tinker.sft_file == str(file), "the trainer runs in another folder"
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
-        read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.supervised_file
+        read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.sft_file
         assert (
             len(
                 sft_examples.read_examples(
@@ -278,14 +278,10 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
             )
             == 1
         )
-        with pytest.raises(
-            LockedFieldError, match=r"tinker.supervised_file is locked .*an agent may not"
-        ):
+        with pytest.raises(LockedFieldError, match=r"tinker.sft_file is locked .*an agent may not"):
             service.preview(LaunchRequest("arithmetic", profile, edits))
     described = service.describe(LaunchRequest("arithmetic", by_owner=True))
-    assert [one["locked"] for one in described["fields"] if one["name"] == "supervised_file"] == [
-        None
-    ]
+    assert [one["locked"] for one in described["fields"] if one["name"] == "sft_file"] == [None]
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:
@@ -293,7 +289,7 @@ def test_an_agent_cannot_name_a_file(own: Path) -> None:
 
     desk = AgentSession("s")
     desk.select("arithmetic")
-    for field in ("supervised_file", "tinker.supervised_file"):
+    for field in ("sft_file", "tinker.sft_file"):
         with pytest.raises(LockedFieldError):
             desk.edit(field, str(own))
 
@@ -366,7 +362,7 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
         "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, "
         "limits.max_tokens, "
         "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, "
-        "limits.on_broken"
+        "limits.on_learning_failure"
     )
     command = after.split("`")[1]
     assert command == f"lachesis train arithmetic --from {earlier}@4 --set learning_rate=VALUE"
@@ -382,7 +378,7 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
         ("on_stall", "stop"),
         ("on_crash", "resume"),
         ("stall_after_s", "30"),
-        ("on_broken", "stop"),
+        ("on_learning_failure", "stop"),
     ],
 )
 def test_every_limit_that_is_named_as_allowed_is(

@@ -45,7 +45,7 @@ def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch)
     }.items():
         monkeypatch.setenv(name, value)
     assert read_passed_variables() == {}
-    monkeypatch.setenv("LACHESIS_PASS", "WIKI_DIR, SEARCH_*")
+    monkeypatch.setenv("LACHESIS_ENVIRONMENT_VARIABLES", "WIKI_DIR, SEARCH_*")
     assert read_passed_variables() == {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u"}
 
 

@@ -99,7 +99,7 @@ def test_in_a_run(
     )
     store.create(record, config.to_yaml())
     if passed:
-        monkeypatch.setenv("LACHESIS_PASS", "NOSY_FILE WANDB_API_KEY")
+        monkeypatch.setenv("LACHESIS_ENVIRONMENT_VARIABLES", "NOSY_FILE WANDB_API_KEY")
     plan = make_training_plan(record, store.dir(record.run_id), config)
     spec = plan.get_service("environment")
     assert ("WANDB_API_KEY" in spec.env) is passed

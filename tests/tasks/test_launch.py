@@ -75,7 +75,7 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HTTPS_PROXY", f"https://me:{secret}@proxy")
     monkeypatch.setattr(launch, "_run_services", start_to_end)
     with pytest.raises(RuntimeError, match=r"https://me:\*\*\*@proxy is away") as raised:
-        launch._run_and_record_end(store, record.run_id, 0, is_new_attempt=False)
+        launch._run_and_record_end(store, record.run_id, 0, is_started_by_hand=False)
     assert secret not in "".join(traceback.format_exception(raised.value))
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
 
@@ -136,8 +136,39 @@ def test_an_attempt_without_its_validation_is_not_begun(
     record = created(store, require_validation=True, status="failed")
     monkeypatch.setattr(launch, "_run_services", lambda *_: begun.append(1))
     with pytest.raises(ValidationMissingError):
-        launch._run_and_record_end(store, record.run_id, 0, is_new_attempt=True)
+        launch._run_and_record_end(store, record.run_id, 0, is_started_by_hand=True)
     assert (begun, store.load(record.run_id).attempt) == ([], 2)
+
+
+def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once to see whose flow run this is, and once to begin the attempt."""
+    store = RunStore(tmp_path)
+    record = created(store)
+    num_reads = {"record": 0, "configuration": 0}
+    load_record, load_config = RunStore.load, run_config.RunConfig.from_yaml
+    reads_at_start: list[dict[str, int]] = []
+
+    def count_record(self: RunStore, run_id: str) -> RunRecord:
+        num_reads["record"] += 1
+        return load_record(self, run_id)
+
+    def count_config(path: Path) -> run_config.RunConfig:
+        num_reads["configuration"] += 1
+        return load_config(path)
+
+    def stop_here(*_: Any) -> None:
+        reads_at_start.append(dict(num_reads))
+        raise KeyError("the first service would start now")
+
+    monkeypatch.setattr(RunStore, "load", count_record)
+    monkeypatch.setattr(run_config.RunConfig, "from_yaml", count_config)
+    monkeypatch.setattr(training_run, "start_service", stop_here)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    with pytest.raises(KeyError, match="first service"):
+        launch.launch.fn(record.run_id, str(tmp_path))
+    assert reads_at_start == [{"record": 2, "configuration": 1}]
 
 
 @pytest.mark.parametrize("profile", ["embedded", "custom"])

@@ -274,7 +274,7 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
         [-100, -100, 9],
         [1.0, 1.0, -1.5],
     )
-    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence")
+    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence_mean")
     assert distance == pytest.approx(0.25)
     first, second = made.datums
     np.testing.assert_allclose(first.advantages, [0.0, *[-0.25 * 2 / 3] * 3], rtol=1e-6)
@@ -304,7 +304,7 @@ def test_each_rollout_can_count_the_same_whatever_its_length() -> None:
         [-100, -100, 9],
         [1.0, 1.0, -0.5],
     )
-    first, second = batch(one, loss_aggregation="sequence").datums
+    first, second = batch(one, loss_aggregation="sequence_mean").datums
     np.testing.assert_allclose(first.advantages, [0.0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
     np.testing.assert_allclose(second.advantages, [0.0, -1.0])
 

@@ -124,12 +124,14 @@ def test_each_kind_of_advantage_has_its_scale(scores: list[float], factor: float
     assert compute_advantages(factor * values, "mean_std").std() == pytest.approx(1.0, rel=1e-3)
 
 
-@examples(BATCHES, st.sampled_from(["token", "sequence"]), KINDS)
+@examples(BATCHES, st.sampled_from(["token_mean", "sequence_mean"]), KINDS)
 def test_masked_positions_never_contribute(
-    batch: list[dict[str, Any]], weight_by: Any, kind: Any
+    batch: list[dict[str, Any]], aggregation: Any, kind: Any
 ) -> None:
     """Whatever stands at them, and at the first token, which nothing predicts."""
-    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, advantage=kind)
+    recipe = BatchSettings(
+        max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation, advantage=kind
+    )
     made = to_batch(batch, recipe)
     for datum in made.datums:
         assert not datum.logprobs[~datum.loss_mask].any()
@@ -145,12 +147,15 @@ def test_masked_positions_never_contribute(
 
 
 @examples(
-    groups(), groups(), st.randoms(use_true_random=False), st.sampled_from(["token", "sequence"])
+    groups(),
+    groups(),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["token_mean", "sequence_mean"]),
 )
 def test_the_order_of_rollouts_and_groups_does_not_matter(
-    first: dict[str, Any], second: dict[str, Any], random: Any, weight_by: Any
+    first: dict[str, Any], second: dict[str, Any], random: Any, aggregation: Any
 ) -> None:
-    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by)
+    recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation)
     order = list(range(len(first["scores"])))
     random.shuffle(order)
     whole = to_batch([first, second], recipe)
@@ -207,7 +212,7 @@ def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(
 ) -> None:
     token = to_batch(batch, RECIPE).datums
     sequence = to_batch(
-        batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence")
+        batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence_mean")
     ).datums
     assume(token)
     factors = [
@@ -253,17 +258,17 @@ def odd_groups(draw: st.DrawFn) -> Any:
 @examples(
     st.lists(odd_groups(), max_size=3),
     groups(),
-    st.sampled_from(["token", "sequence"]),
+    st.sampled_from(["token_mean", "sequence_mean"]),
     st.booleans(),
 )
 def test_a_bad_group_changes_nothing_for_the_others(
-    odd: list[Any], good: Any, weight_by: Any, penalised: bool
+    odd: list[Any], good: Any, aggregation: Any, penalised: bool
 ) -> None:
     """Whatever it holds: what is trained on is finite, and a batch with one good group is never
     refused.
     """
     recipe = BatchSettings(
-        max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=penalised
+        max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation, has_kl_penalty=penalised
     )
     made = to_batch([*odd, good], recipe)
     usable = [group for number, group in enumerate(odd) if number not in made.drop_reasons]
@@ -356,22 +361,22 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
     assert all(not datum.advantages[~datum.loss_mask].any() for datum in datums)
 
 
-@examples(BATCHES, st.floats(0.01, 5), st.sampled_from(["token", "sequence"]))
+@examples(BATCHES, st.floats(0.01, 5), st.sampled_from(["token_mean", "sequence_mean"]))
 def test_a_penalty_of_nothing_changes_nothing(
-    batch: list[dict[str, Any]], coefficient: float, weight_by: Any
+    batch: list[dict[str, Any]], coefficient: float, aggregation: Any
 ) -> None:
     """The base model agrees with the one that sampled: the batch is that without a penalty, weights
     included.
     """
     recipe = BatchSettings(
-        max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by, has_kl_penalty=True
+        max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation, has_kl_penalty=True
     )
     made = to_batch(batch, recipe)
     assume(made.datums)
     base_D = [datum.logprobs[datum.loss_mask].astype(np.float64) for datum in made.datums]
     assert add_kl_penalty(made, base_D, coefficient, recipe) == 0.0
     assert contents(made) == contents(
-        to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=weight_by))
+        to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation))
     )
 
 

@@ -30,12 +30,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
         "\n".join(json.dumps({"prompt": f"{n}", "completion": "one"}) for n in range(12))
     )
     tinker = {
-        "loss_fn": "auto", "advantage": "leave_one_out", "weight_by": "sequence",
+        "loss_fn": "auto", "advantage": "leave_one_out", "loss_aggregation": "sequence_mean",
         "kl_coefficient": 0.05, "grad_clip_norm": 1.0,
-        "cut_rollouts": "leave_out", "learning_rate_schedule": "linear", "learning_rate_warmup": 2,
+        "truncated_rollouts": "drop", "learning_rate_schedule": "linear", "learning_rate_warmup": 2,
         "clip_high_threshold": 1.3,
-        "supervised_file": str(examples), "supervised_epochs": 4, "supervised_batch_size": 4,
-        "supervised_learning_rate": 0.01,
+        "sft_file": str(examples), "sft_epochs": 4, "sft_batch_size": 4,
+        "sft_learning_rate": 0.01,
     }  # fmt: skip
     made = Run(folder, random_model, steps=STEPS, env={"max_batches_offpolicy": 3}, tinker=tinker)
     made.attempt(kill_at=1)

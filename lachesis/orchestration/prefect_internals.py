@@ -1,0 +1,47 @@
+"""Use private parts of Prefect's runner, for which it has no public function.
+
+stop_claiming_runs         `Runner.stop()` also kills the flow processes, without their `finally`
+restart_cancellation_poll  the runner's own poll ends for good after three failures
+list_running_ids           a cancelled run without a process has nobody who would end it
+cancel_run                 `Runner.stop()` cancels the runs one after the other, up to 30 s each
+
+Everything here was written for version `PREFECT_VERSION`; a test fails when another one is
+installed, so that somebody compares this module with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from prefect.runner import Runner
+
+PREFECT_VERSION = "3.8.8"
+
+
+def stop_claiming_runs(runner: Runner) -> None:
+    """Leave flow runs that are scheduled from now on to the next runner."""
+    runner._scheduled_run_poller.stopping = True
+
+
+def restart_cancellation_poll(runner: Runner) -> None:
+    """Begin polling for cancellations again if the poll has given up."""
+    # The runner creates it when it starts; the consumer is the websocket that the poll replaces.
+    observer = runner._cancelling_observer
+    if observer is None or observer._consumer_task is None:
+        return
+    polling_task = observer._polling_task
+    # A task that was cancelled belongs to a runner that ends.
+    if polling_task is not None and polling_task.done() and not polling_task.cancelled():
+        observer._start_polling_task(observer._consumer_task)
+
+
+def list_running_ids(runner: Runner) -> list[UUID]:
+    """Return the flow runs that have a process of this runner."""
+    return list(runner._process_manager.flow_run_ids())
+
+
+async def cancel_run(runner: Runner, flow_run_id: UUID) -> None:
+    """Cancel one flow run and wait until its process has ended."""
+    await runner._cancellation_manager.cancel_by_id(flow_run_id)
