@@ -9,7 +9,6 @@ an agent that is killed and comes back under its name continues where it was. Th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -22,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
-from lachesis.base.files import storage_errors, write_private
+from lachesis.base.files import hold_file_lock, storage_errors, write_private
 
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MAX_KEPT_STARTS = 1000
@@ -166,18 +165,10 @@ class SessionFile:
     def _hold_lock(self) -> Iterator[None]:
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = open(self.file.with_name(f".{self.name}.lock"), "w")  # noqa: SIM115 - closed below
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        with lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise RunStateError(
-                            f"another call of session {self.name} has not ended after "
-                            f"{LOCK_TIMEOUT_S:.0f} s; try again"
-                        ) from None
-                    time.sleep(0.02)
+        timeout_error = RunStateError(
+            f"another call of session {self.name} has not ended after {LOCK_TIMEOUT_S:.0f} s; try "
+            "again"
+        )
+        lock_file = self.file.with_name(f".{self.name}.lock")
+        with hold_file_lock(lock_file, timeout_s=LOCK_TIMEOUT_S, timeout_error=timeout_error):
             yield

@@ -11,7 +11,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lachesis.base.errors import StorageError
+from lachesis.base.errors import LachesisError, StorageError
+
+# Changes are written in milliseconds, so a lock is soon free.
+LOCK_POLL_S = 0.01
 
 
 @contextlib.contextmanager
@@ -123,3 +126,32 @@ def read_last_lines(log: Path, num_lines: int = 20) -> str:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-num_lines:])
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def hold_file_lock(
+    file: Path, *, timeout_s: float | None = None, timeout_error: LachesisError | None = None
+) -> Iterator[None]:
+    """Hold a lock against other processes and threads during the block; children do not inherit it.
+
+    Args:
+        file: The file to lock; its folder exists.
+        timeout_s: How long to wait for the lock; by default as long as it takes.
+        timeout_error: What to raise after that time.
+
+    Raises:
+        StorageError: The file cannot be opened.
+    """
+    # Loaded here, because most commands of the program lock nothing.
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(file, timeout=-1 if timeout_s is None else timeout_s, mode=0o600)
+    with storage_errors(file):
+        try:
+            lock.acquire(poll_interval=LOCK_POLL_S)
+        except Timeout:
+            raise timeout_error or StorageError(f"{file} is locked by another process") from None
+    try:
+        yield
+    finally:
+        lock.release()

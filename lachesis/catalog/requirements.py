@@ -12,7 +12,6 @@ need are installed once, and other versions that the file needs affect nobody el
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import platform
@@ -32,6 +31,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from lachesis.base import paths
 from lachesis.base.errors import RequirementsError, StorageError
+from lachesis.base.files import hold_file_lock
 from lachesis.base.secrets import redact
 
 HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
@@ -197,8 +197,7 @@ def install_requirements(file: Path) -> Path:
     venv_folder = _get_venv_folder(requirements)
     try:
         venv_folder.parent.mkdir(parents=True, exist_ok=True)
-        with venv_folder.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with hold_file_lock(venv_folder.with_suffix(".lock")):
             if not _get_marker_path(venv_folder).is_file():
                 # An earlier installation may have been killed half-way.
                 shutil.rmtree(venv_folder, ignore_errors=True)

@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -20,9 +19,9 @@ from pydantic import ValidationError
 
 from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownRunError, shorten
-from lachesis.base.files import open_owner_only, storage_errors, write_private
+from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.base.timestamps import now_iso
-from lachesis.runs.run_dir import RunDir, try_lock
+from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import (
     RunRecord,
     RunStatusName,
@@ -218,13 +217,8 @@ class RunStore:
         # An unknown run has an error of its own, which says what exists.
         self._require_run(run_id)
         file = self.dir(run_id).path / ".lock"
-        with storage_errors(self.root), open(file, "w", opener=open_owner_only) as lock:
-            deadline = time.monotonic() + LOCK_S
-            while not try_lock(lock):
-                if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"another process has locked {file} for {LOCK_S:g} s; it may be stopped or "
-                        "hang"
-                    )
-                time.sleep(0.01)
+        timeout_error = StorageError(
+            f"another process has locked {file} for {LOCK_S:g} s; it may be stopped or hang"
+        )
+        with hold_file_lock(file, timeout_s=LOCK_S, timeout_error=timeout_error):
             yield

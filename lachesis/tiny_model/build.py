@@ -8,7 +8,6 @@ Hugging Face folder. Nothing is downloaded.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -21,7 +20,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import MissingDependencyError
-from lachesis.base.files import create_folder_atomically, storage_errors
+from lachesis.base.files import create_folder_atomically, hold_file_lock, storage_errors
 
 USER, ASSISTANT, END_OF_TURN, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 CHAT_TEMPLATE = (
@@ -104,9 +103,8 @@ def ensure_tiny_model(
         return target
     with storage_errors(target):  # Find out before the training whether the disk is writable.
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(target.parent / f".{target.name}.lock", "w")  # noqa: SIM115 - closed below
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # A second process waits here and then finds the model.
+    # A second process waits here and then finds the model.
+    with hold_file_lock(target.parent / f".{target.name}.lock"):
         if not target.exists():
             _train_and_save(recipe, target, progress, examples)
     return target
