@@ -149,7 +149,9 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
 
 
 def measure_start() -> list[object]:
-    """From the call to the run id; each run is stopped before it begins to train."""
+    """Return the seconds from the call to the run id; each run is stopped before it begins to
+    train.
+    """
     from lachesis.agent.session import AgentSession
     from lachesis.agent.tools import TOOLS, CallContext
 

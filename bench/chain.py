@@ -1,5 +1,6 @@
-"""The whole chain to a reward of 0.85, beside a loop by hand in torch and GRPO of TRL: the same
-model, adapter, batch and learning rate.
+"""Measure the whole chain to a reward of 0.85, beside a loop by hand in torch and GRPO of TRL.
+
+All have the same model, adapter, batch and learning rate.
 
 python bench/chain.py [--seeds 0 1 2] [--trl PYTHON]
 
@@ -46,20 +47,26 @@ def main() -> None:
     parser.add_argument("--trl", metavar="PYTHON")
     args = parser.parse_args()
     model = str(build.ensure_tiny_model(build.TinyModelRecipe()))
-    found = {"torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]}
+    times_by_name = {
+        "torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]
+    }
     if args.trl:
-        found["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
+        times_by_name["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
     with server.LauncherProcess():
-        found["Lachesis, two batches may wait"] = [
+        times_by_name["Lachesis, two batches may wait"] = [
             ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
         ]
-        found["Lachesis"] = [ours(seed) for seed in args.seeds]
-    mine = middle(found["Lachesis"])
+        times_by_name["Lachesis"] = [ours(seed) for seed in args.seeds]
+    mine = middle(times_by_name["Lachesis"])
     rows: list[list[object]] = []
-    for name, times in found.items():
+    for name, times in times_by_name.items():
         own = middle(times)
         rows.append(
-            [name, *(f"{one:.1f}" for one in own), *(f"{mine[at] / own[at]:.2f}" for at in (0, 1))]
+            [
+                name,
+                *(f"{seconds:.1f}" for seconds in own),
+                *(f"{mine[at] / own[at]:.2f}" for at in (0, 1)),
+            ]
         )
     columns = [
         "to reward 0.85, medians",
@@ -90,13 +97,15 @@ def ours(seed: int, *edits: tuple[str, object]) -> Times:
     submit.wait_until_gone(service.store, record)
     steps = service.read_metrics(record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
-    reached = next(one for one in steps if one["reward/mean"] >= GOAL)
+    reached = next(step for step in steps if step["reward/mean"] >= GOAL)
     end = reached["time"]
     return end - first, end - began, int(reached["step"])
 
 
 def outside_shares(seed: int) -> list[float]:
-    """Of each step, what was neither a wait for rollouts nor for the server."""
+    """Return the share of each step in which the trainer waited neither for rollouts nor for the
+    server.
+    """
     waits = (
         "time/rollouts",
         "time/forward_backward",
@@ -105,7 +114,7 @@ def outside_shares(seed: int) -> list[float]:
         "time/checkpoint",
     )
     steps = LachesisService().read_metrics(RUNS[seed])
-    return [1 - sum(one.get(name) or 0.0 for name in waits) / one["time/step"] for one in steps]
+    return [1 - sum(step.get(name) or 0.0 for name in waits) / step["time/step"] for step in steps]
 
 
 def by(python: str, kind: str, model: str, seed: int) -> Times:
@@ -123,8 +132,8 @@ def by(python: str, kind: str, model: str, seed: int) -> Times:
     whole = time.perf_counter() - started
     if done.returncode != 0:
         raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found["seconds"], whole, found["steps"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    return result["seconds"], whole, result["steps"]
 
 
 def middle(times: list[Times]) -> Times:

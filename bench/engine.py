@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def medium() -> Path:
-    """A Qwen3 of 48 million parameters with random weights, made once; its tokenizer is that of the
-    tiny model.
+    """Return a Qwen3 of 48 million parameters with random weights and the tiny model's tokenizer;
+    build it once.
     """
     folder = paths.models_dir() / "bench-48m"
     if not (folder / "config.json").exists():
@@ -88,12 +88,12 @@ def compare(model: str, skyrl: str | None) -> None:
         print(name, json.dumps(contenders[name]), file=sys.stderr, flush=True)
     mine, others = (
         contenders["Lachesis"],
-        {name: one for name, one in contenders.items() if name != "Lachesis"},
+        {name: rates for name, rates in contenders.items() if name != "Lachesis"},
     )
     rows: list[list[object]] = []
     for name in ROWS:
         ratios = [
-            f"{mine[name] / one[name]:.2f}" if name in one else "–" for one in others.values()
+            f"{mine[name] / rates[name]:.2f}" if name in rates else "–" for rates in others.values()
         ]
         rows.append([f"{name}, tokens per second", f"{mine[name]:,.0f}", *ratios])
     for name, unit in (
@@ -102,7 +102,7 @@ def compare(model: str, skyrl: str | None) -> None:
         ("peak memory", "GB"),
     ):
         ratios = [
-            f"{one[name] / mine[name]:.2f}" if name in one else "–" for one in others.values()
+            f"{rates[name] / mine[name]:.2f}" if name in rates else "–" for rates in others.values()
         ]
         rows.append([f"{name}, {unit}", f"{mine[name]:.3f}", *ratios])
     columns = ["what", "Lachesis", *(f"times {name}" for name in others)]
@@ -116,8 +116,8 @@ def work(python: str, kind: str, *rest: str) -> Found:
     )
     if done.returncode != 0:
         raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
-    found: Found = json.loads(done.stdout.splitlines()[-1])
-    return {"peak memory": found["memory of this process"], **found} if kind != "server" else found
+    rates: Found = json.loads(done.stdout.splitlines()[-1])
+    return {"peak memory": rates["memory of this process"], **rates} if kind != "server" else rates
 
 
 def ours(model: str, program: list[str] | None = None) -> Found:
@@ -144,9 +144,8 @@ def ours(model: str, program: list[str] | None = None) -> Found:
 
 
 def theirs(model: str, python: str) -> Found:
-    """It starts its engine by `uv`; here that is a script that starts it in the environment which
-    is there. Its transformers is an older one, which knows the tokenizer's class and one setting by
-    other names.
+    """Measure SkyRL's engine. It starts by `uv`; here a script starts it in the environment that
+    exists. Its older transformers knows the tokenizer's class and one setting by other names.
     """
     with tempfile.TemporaryDirectory() as store:
         copy = Path(store) / "model"
@@ -182,13 +181,13 @@ def measured(command: list[str], env: dict[str, str], url: str, python: str, mod
     with running(command, env) as process:
         ready(url, process)
         start = time.perf_counter() - started
-        found = work(python, "server", url, TOKEN, model)
+        rates = work(python, "server", url, TOKEN, model)
         family = [
             psutil.Process(process.pid),
             *psutil.Process(process.pid).children(recursive=True),
         ]
-        peak = sum(peak_bytes(one.pid) for one in family)
-    return {**found, "start to first answer": start, "peak memory": peak / 1e9}
+        peak = sum(peak_bytes(process.pid) for process in family)
+    return {**rates, "start to first answer": start, "peak memory": peak / 1e9}
 
 
 @contextlib.contextmanager

@@ -58,7 +58,9 @@ def main() -> None:
 
 
 def taught(name: str) -> Path:
-    """As `lachesis model build --for`: its answers are as long as those of the task."""
+    """Build a model as `lachesis model build --for` does, whose answers are as long as those of the
+    task.
+    """
     return teach.ensure_environment_model((describe.find_environment(name), {}))
 
 
@@ -100,8 +102,8 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 async def sandbox() -> None:
-    """One program after the other, and as many at once as there are cores; beside the same in a
-    bare child.
+    """Measure programs one after the other, and as many at once as there are cores, beside the same
+    programs in a bare child.
     """
     jailed = Sandbox()
 
@@ -144,12 +146,12 @@ async def sandbox() -> None:
 
 
 async def one_by_one(call: Callable[[], Awaitable[None]]) -> float:
-    found = []
+    durations = []
     for _ in range(RUNS):
         started = time.perf_counter()
         await call()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
+        durations.append(time.perf_counter() - started)
+    return statistics.median(durations)
 
 
 async def at_once(call: Callable[[], Awaitable[None]]) -> float:
@@ -198,8 +200,8 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         wait_until_ended(group, probe, needs=[])
         lines = read_json_lines(output)
         by_hand = ask(lines, config, plan.trainer_url, plan.client_env["LACHESIS_INFERENCE_TOKEN"])
-    made = read_counts(folder / "tally.json") or {}
-    theirs = sum(one["seconds"] for one in made["per_group"][WARM:]) / (GROUPS - WARM)
+    counts = read_counts(folder / "tally.json") or {}
+    theirs = sum(group["seconds"] for group in counts["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
         ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],
         ["the same requests by hand", f"{1000 * by_hand:.0f}", "1.00"],

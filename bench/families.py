@@ -203,7 +203,9 @@ def sample(
     for number, (prompt, snapshot) in enumerate(jobs):
         request = SampleRequest(prompt, max_tokens=NEW_TOKENS)
         sampler.add(
-            SamplingJob(request, snapshot, lambda one, at=number: results.__setitem__(at, one))
+            SamplingJob(
+                request, snapshot, lambda result, at=number: results.__setitem__(at, result)
+            )
         )
     while sampler.is_busy:
         sampler.step()
@@ -234,7 +236,7 @@ def logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def engine_logprobs(base: BaseLanguageModel, model: TrainingModel, tokens: list[int]) -> np.ndarray:
-    """Those of a datum as the engine's `forward` gives them."""
+    """Return the log-probabilities of a datum as the engine's `forward` computes them."""
     datum = DecodedDatum(np.array(tokens[:-1]), {"target_tokens": np.array(tokens[1:])})
     passes = model.forward_backward([datum], "cross_entropy", {}, forward_only=True)
     while True:
@@ -326,11 +328,12 @@ def page(outcomes: list[Outcome]) -> str:
         by_verdict.setdefault(outcome.verdict, []).append(outcome)
     agree, refused = by_verdict.get("agrees", []), by_verdict.get("refused", [])
     agreeing = [
-        f"| `{one.family}` | {one.sampled:.0e} | {one.trained:.0e} | {one.layers[0]} |"
-        for one in agree
+        f"| `{outcome.family}` | {outcome.sampled:.0e} | {outcome.trained:.0e} "
+        f"| {outcome.layers[0]} |"
+        for outcome in agree
     ]
-    refusals = [f"| `{one.family}` | {_reason(one)} |" for one in refused]
-    others = [f"`{one.family}`" for one in by_verdict.get("not built", [])]
+    refusals = [f"| `{outcome.family}` | {_reason(outcome)} |" for outcome in refused]
+    others = [f"`{outcome.family}`" for outcome in by_verdict.get("not built", [])]
     return PAGE.format(
         transformers=version("transformers"),
         peft=version("peft"),

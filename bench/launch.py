@@ -32,7 +32,7 @@ def main() -> None:
         measured = [one_launch(LachesisService()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
     for name in measured[0]:
-        value = statistics.median(one[name] for one in measured)
+        value = statistics.median(seconds_by_name[name] for seconds_by_name in measured)
         target = {"submit to flow start": "3", "submit to all healthy": "27"}.get(name, "")
         ratio = f"{OLD_SLEEPS_S / value:.1f}" if name == "submit to all healthy" else ""
         rows.append([name, f"{value:.1f}", target, ratio])
@@ -73,11 +73,11 @@ def task_times(flow_run_id: str) -> dict[str, float]:
     tasks = PrefectApi()._request(
         "POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}}
     )
-    found = {
+    durations = {
         task["name"]: task["total_run_time"]
         for task in sorted(tasks, key=lambda task: task["start_time"] or "")
     }
-    return {f"  {name}": seconds for name, seconds in found.items() if name.startswith("wait")}
+    return {f"  {name}": seconds for name, seconds in durations.items() if name.startswith("wait")}
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ def learned(service: LachesisService, name: str, model: str, seed: int) -> list[
     results = service.get_results(record.run_id).to_payload()
     steps = service.read_metrics(record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
-    said = collections.Counter(
+    judgements = collections.Counter(
         judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1)
     )
     good = next(
-        (one["time"] - steps[0]["time"] for one in steps if one["reward/mean"] >= 0.85), None
+        (step["time"] - steps[0]["time"] for step in steps if step["reward/mean"] >= 0.85), None
     )
     return [
         seed,
@@ -71,7 +71,7 @@ def learned(service: LachesisService, name: str, model: str, seed: int) -> list[
         f"{steps[-1]['time'] - steps[0]['time']:.0f}",
         "–" if good is None else f"{good:.0f}",
         f"{seconds_between(record.created_at, record.ended_at):.0f}",
-        ", ".join(f"{word} {count}" for word, count in said.items()),
+        ", ".join(f"{word} {count}" for word, count in judgements.items()),
     ]
 
 

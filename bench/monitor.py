@@ -56,7 +56,9 @@ class Services(http.server.BaseHTTPRequestHandler):
 
 
 def start_services() -> tuple[multiprocessing.Process, int]:
-    """In a process of its own, as those of real runs are; its port."""
+    """Start a simulated server in a process of its own, as services of real runs are, and return
+    its port.
+    """
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
@@ -70,7 +72,7 @@ def serve(pipe: Connection) -> None:
 
 
 def post(url: str, body: dict[str, object]) -> dict[str, str]:
-    """The answer; SQLite takes one writer, and the server says 503 to another."""
+    """Return the answer; ask again after a 503, because SQLite allows one writer at a time."""
     while (answer := httpx.post(url, json=body)).status_code == 503:
         time.sleep(0.1)
     answer.raise_for_status()
@@ -123,10 +125,10 @@ def flow_ticks(home: Path, url: str) -> float:
     before = database(home)
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}
-        made = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
+        flow_run_id = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
         wait_until(
-            lambda made=made: (
-                httpx.get(f"{url}/flow_runs/{made}").json()["state"]["type"] == "COMPLETED"
+            lambda flow_run_id=flow_run_id: (
+                httpx.get(f"{url}/flow_runs/{flow_run_id}").json()["state"]["type"] == "COMPLETED"
             ),
             60,
         )
@@ -142,12 +144,12 @@ def main() -> None:
         home = Path(folder)
         os.environ.update(LACHESIS_HOME=folder, LACHESIS_MONITOR_INTERVAL_S="3600")
         server, port = start_services()
-        store, rows, made = RunStore(home), [], 0
+        store, rows, num_made = RunStore(home), [], 0
         with LauncherProcess():
             url = json.loads((home / "server.json").read_text())["api_url"]
             for count in (25, 50, 100):
-                make_runs(store, url, port, made, count - made)
-                made = count
+                make_runs(store, url, port, num_made, count - num_made)
+                num_made = count
                 took = seconds(store)
                 rows.append(row(f"tick with {count} runs (s)", took, TARGETS["seconds"], digits=2))
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -21,11 +21,11 @@ from lachesis.engine.training import TrainingModel
 
 def at_once(self: Sampler, job: SamplingJob) -> None:
     count = job.request.max_tokens or 1
-    made = [
+    sequences = [
         SampledSequence([0] * count, [-1.0] * count, has_stopped=False)
         for _ in range(job.request.num_samples)
     ]
-    job.on_done(SampleResponse(made))
+    job.on_done(SampleResponse(sequences))
 
 
 def no_passes(

@@ -28,7 +28,7 @@ RECIPE = BatchSettings(max_tokens=100_000, eos_id=7)
 
 
 def make_batch(rollouts: int, tokens: int) -> bytes:
-    """The answer of the rollout API."""
+    """Return a batch as the rollout API sends it."""
     draw = random.Random(0)
     groups = []
     for _ in range(rollouts // GROUP):
@@ -105,15 +105,15 @@ async def main() -> None:
         await asyncio.to_thread(to_batch, groups, RECIPE)
         await asyncio.to_thread(compute_rollout_metrics, groups, Usage())
 
-    found = {}
+    pauses = {}
     for name, work in (("in the loop", in_the_loop), ("beside it", beside_it)):
         rounds = [await longest_pause(work) for _ in range(3)]
         pause, took = (sorted(values)[1] for values in zip(*rounds, strict=True))
-        found[name] = pause
+        pauses[name] = pause
         print(f"{name}: longest pause {1000 * pause:.0f} ms, {took:.2f} s in all")
     print(
         f"{len(body) / 1e6:.0f} MB of JSON; ratio of the pauses "
-        f"{found['beside it'] / found['in the loop']:.3f}"
+        f"{pauses['beside it'] / pauses['in the loop']:.3f}"
     )
     await atropos.close()
     server.close()

@@ -42,18 +42,22 @@ def by_hand(model: str, seed: int) -> tuple[float, int]:
         base, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear")
     )
     optimizer = torch.optim.AdamW(
-        (one for one in adapted.parameters() if one.requires_grad), RATE, (0.9, 0.95), 1e-8, 0.0
+        (parameter for parameter in adapted.parameters() if parameter.requires_grad),
+        RATE,
+        (0.9, 0.95),
+        1e-8,
+        0.0,
     )
     items, started = sums(seed), time.perf_counter()
     for step in range(MOST_STEPS):
         chosen = [items[(step * GROUPS + index) % len(items)] for index in range(GROUPS)]
-        asked = [
+        prompt_ids = [
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False
             )
             for q, _ in chosen
         ]
-        prompt = torch.tensor(asked).repeat_interleave(SAMPLES, 0)
+        prompt = torch.tensor(prompt_ids).repeat_interleave(SAMPLES, 0)
         ids, tokens, cache = prompt, [], DynamicCache(config=base.config)
         with torch.inference_mode():
             for _ in range(NEW):
@@ -94,8 +98,11 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
     started = 0.0
 
     def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        said = [one[0]["content"] if isinstance(one, list) else one for one in completions]
-        scores = [float(text.strip() == right) for text, right in zip(said, answer, strict=True)]
+        texts = [
+            completion[0]["content"] if isinstance(completion, list) else completion
+            for completion in completions
+        ]
+        scores = [float(text.strip() == right) for text, right in zip(texts, answer, strict=True)]
         if sum(scores) / len(scores) >= GOAL and not reached:
             reached.append((time.perf_counter() - started, trainer.state.global_step + 1))
         return scores

@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def show(title: str, columns: list[str], rows: list[list[object]]) -> None:
-    """One table; numbers are the caller's to round."""
+    """Print one table; the caller rounds the numbers."""
     table = Table(*columns, title=f"{title} – {machine()}", title_justify="left")
     for row in rows:
         table.add_row(*map(str, row))

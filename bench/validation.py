@@ -54,7 +54,7 @@ def main() -> None:
                     models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS
                 )
                 together.append(max(tested(three)[1].values()))
-    one, three_s = statistics.median(alone), statistics.median(together)
+    one_s, three_s = statistics.median(alone), statistics.median(together)
     rows: list[list[object]] = [
         [
             "arithmetic without keys, submit to verdict (s)",
@@ -62,12 +62,12 @@ def main() -> None:
             f"{TARGET_S:.0f}",
             "",
         ],
-        [f"one model, {GROUPS} groups at {LATENCY_S:g} s an answer (s)", f"{one:.1f}", "", ""],
+        [f"one model, {GROUPS} groups at {LATENCY_S:g} s an answer (s)", f"{one_s:.1f}", "", ""],
         [
             "three models at once (s)",
             f"{three_s:.1f}",
-            f"{TARGET_RATIO * one:.1f}",
-            f"{three_s / one:.2f}",
+            f"{TARGET_RATIO * one_s:.1f}",
+            f"{three_s / one_s:.2f}",
         ],
     ]
     show("validation", ["what (median)", "measured", "target", "ratio to one model"], rows)
@@ -82,10 +82,10 @@ def tested(options: object) -> tuple[float, dict[str, float]]:
     while (test := service.get_test(test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test
-    asked = {
+    durations = {
         stage.name: stage.seconds for stage in test.stages if stage.name.startswith("inference")
     }
-    return time.monotonic() - started, asked
+    return time.monotonic() - started, durations
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def sequences() -> list[list[int]]:
 
 
 def median(call: Callable[[], Any], seconds: float = 6.0) -> float:
-    """After a first call that does not count: at least one more, for about so many seconds."""
+    """Return the median duration of a call in seconds. A first call does not count, and then at
+    least one is made, for about this many seconds.
+    """
     call()
     times: list[float] = []
     while not times or (sum(times) < seconds and len(times) < 20):
@@ -62,8 +64,8 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
     training = training.result() if hasattr(training, "result") else training
 
     def publish(number: int) -> Any:
-        found = training.save_weights_and_get_sampling_client(name=f"bench-{number}")
-        return found.result() if hasattr(found, "result") else found
+        future = training.save_weights_and_get_sampling_client(name=f"bench-{number}")
+        return future.result() if hasattr(future, "result") else future
 
     def sample(sampler: Any, count: int, samples: int = 1, new: int = NEW) -> None:
         params = types.SamplingParams(
@@ -77,8 +79,8 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
             )
             for prompt in prompts(count)
         ]
-        for one in waiting:
-            one.result()
+        for future in waiting:
+            future.result()
 
     def datum(tokens: list[int]) -> Any:
         import numpy as np
@@ -100,14 +102,14 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
 
     sampler = publish(0)
     sample(sampler, 1)
-    found = {
+    rates = {
         f"sample {count}": count * NEW / median(lambda count=count: sample(sampler, count))
         for count in AT_ONCE
     }
-    found[f"sample {GROUPS}x{SAMPLES}"] = (
+    rates[f"sample {GROUPS}x{SAMPLES}"] = (
         GROUPS * SAMPLES * NEW / median(lambda: sample(sampler, GROUPS, SAMPLES))
     )
-    found["train"] = sum(map(len, sequences())) / median(step)
+    rates["train"] = sum(map(len, sequences())) / median(step)
     first = median(lambda: sample(sampler, 1, new=1), 1.0)
     swaps = []
     for number in range(1, 6):
@@ -115,7 +117,7 @@ def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
         started = time.perf_counter()
         sample(publish(number), 1, new=1)
         swaps.append(time.perf_counter() - started - first)
-    return {**found, "swap": statistics.median(swaps)}
+    return {**rates, "swap": statistics.median(swaps)}
 
 
 def by_hand(model: str) -> dict[str, float]:
@@ -138,18 +140,20 @@ def by_hand(model: str) -> dict[str, float]:
             logprobs.append(shares.gather(1, ids))
         torch.cat(logprobs, 1).tolist()
 
-    found = {}
+    rates = {}
     for count in AT_ONCE:
         ids = torch.tensor(prompts(count))
-        found[f"sample {count}"] = count * NEW / median(lambda ids=ids: sample(ids))
+        rates[f"sample {count}"] = count * NEW / median(lambda ids=ids: sample(ids))
     ids = torch.tensor(prompts(GROUPS)).repeat_interleave(SAMPLES, 0)
-    found[f"sample {GROUPS}x{SAMPLES}"] = GROUPS * SAMPLES * NEW / median(lambda: sample(ids))
+    rates[f"sample {GROUPS}x{SAMPLES}"] = GROUPS * SAMPLES * NEW / median(lambda: sample(ids))
     adapted = get_peft_model(module, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear"))
-    parameters = [one for one in adapted.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-6)
     longest = max(map(len, sequences()))
-    tokens = torch.tensor([one + [0] * (longest - len(one)) for one in sequences()])
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in sequences()])
+    tokens = torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences()])
+    mask = torch.tensor(
+        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences()]
+    )
 
     def step() -> None:
         logits = adapted(
@@ -162,7 +166,7 @@ def by_hand(model: str) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return {**found, "train": sum(map(len, sequences())) / median(step)}
+    return {**rates, "train": sum(map(len, sequences())) / median(step)}
 
 
 def by_generate(model: str) -> dict[str, float]:
@@ -180,12 +184,12 @@ def by_generate(model: str) -> dict[str, float]:
             )  # fmt: skip
 
     # One call after the other: 128 of them take eight times as long as 16.
-    found = {
+    rates = {
         f"sample {count}": min(16, count) * NEW / median(lambda count=count: sample(min(16, count)))
         for count in AT_ONCE
     }
     return {
-        **found,
+        **rates,
         f"sample {GROUPS}x{SAMPLES}": GROUPS
         * SAMPLES
         * NEW
@@ -195,11 +199,11 @@ def by_generate(model: str) -> dict[str, float]:
 
 def main() -> None:
     kind, *rest = sys.argv[1:]
-    found = {"server": through_a_server, "torch": by_hand, "generate": by_generate}[kind](*rest)
-    found["memory of this process"] = (
+    rates = {"server": through_a_server, "torch": by_hand, "generate": by_generate}[kind](*rest)
+    rates["memory of this process"] = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     )
-    print(json.dumps(found))
+    print(json.dumps(rates))
 
 
 if __name__ == "__main__":

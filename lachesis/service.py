@@ -265,9 +265,11 @@ class LachesisService:
         return get_editable_values(config)
 
     def get_run(self, run_id: str) -> RunRecord:
+        """Return the record of a run with the status that the server reports."""
         return refresh.refresh_run(self.store, self.store.load(run_id))
 
     def list_runs(self) -> list[RunRecord]:
+        """Return all runs, the newest first."""
         return self.list_runs_with_warning()[0]
 
     def list_runs_with_warning(self) -> tuple[list[RunRecord], str | None]:

@@ -48,6 +48,9 @@ def get_status_interval_s() -> float:
 
 
 def get_default_profile() -> str:
+    """Return the profile of a draft that names none: $LACHESIS_PROFILE, or else the embedded
+    engine.
+    """
     return os.environ.get("LACHESIS_PROFILE", "embedded")
 
 
@@ -65,6 +68,7 @@ class AgentSession:
     def select(
         self, name: str, profile: str | None = None, model: str | None = None
     ) -> schemas.SelectAnswer:
+        """Select an environment: replace the draft by a new one with default values."""
         draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
         launch_description = self.service.describe(make_launch_request(draft))
         missing = list_missing_keys(draft.profile, server.read_key_names())
@@ -88,6 +92,9 @@ class AgentSession:
         )
 
     def get_current_config(self) -> schemas.CurrentConfig:
+        """Return the fields of the draft with their values, those that can be edited and those that
+        are locked.
+        """
         draft = self.require_draft(self.session_file.read())
         launch_description = self.service.describe(make_launch_request(draft))
         editable_fields = [field for field in launch_description["fields"] if not field["locked"]]
@@ -106,6 +113,7 @@ class AgentSession:
         )
 
     def edit(self, field: str, value: object) -> schemas.EditAnswer:
+        """Change one field of the draft."""
         with self.session_file.change() as state:
             draft = self.require_draft(state)
             launch, edited_field, checked_value = self.service.edit(
@@ -122,6 +130,7 @@ class AgentSession:
         )
 
     def require_draft(self, state: SessionState) -> Draft:
+        """Return the draft, or raise ConfigError if no environment is selected."""
         if state.draft is None:
             raise RunStateError(
                 f"no environment is selected in session {self.session_file.name}: call "
@@ -264,14 +273,17 @@ class AgentSession:
         return self.service.get_status(run_id, views.NEXT_STEP_CALLS)
 
     def stop(self, run_id: str) -> schemas.StopAnswer:
+        """Ask a run to save a checkpoint and end."""
         answer = self.service.stop(run_id)
         self._forget_last_report(run_id)
         return schemas.StopAnswer(**answer)
 
     def get_results(self, run_id: str) -> RunResults:
+        """Return the rewards, held-out results and weights of a run."""
         return self.service.get_results(run_id, views.NEXT_STEP_CALLS)
 
     def list_runs(self, limit: int | None = None) -> schemas.RunList:
+        """Return all runs of this home, not only those of this session, the newest first."""
         records, warning = self.service.list_runs_with_warning()
         entry_fields = set(schemas.RunEntry.model_fields)
         entries = [
@@ -289,6 +301,7 @@ class AgentSession:
     # --- environments
 
     def list_environments(self) -> schemas.EnvironmentList:
+        """Return the environments that are found now, with the next steps of an agent."""
         scan = self.service.list_environments()
         return schemas.EnvironmentList(
             environments=[
@@ -340,6 +353,7 @@ def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
 
 
 def make_launch_request(draft: Draft) -> LaunchRequest:
+    """Return what the service needs to check and start the draft."""
     return LaunchRequest(
         draft.environment,
         draft.profile,

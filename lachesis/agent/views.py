@@ -61,6 +61,7 @@ def list_steps_after_test(test: InferenceTest) -> list[str]:
 
 
 def list_planned_services(plan: ServicePlan) -> list[schemas.PlannedService]:
+    """Return the processes of a run as a preview shows them."""
     return [
         schemas.PlannedService(name=spec.name, port=spec.port, command=spec.argv, log=str(spec.log))
         for spec in plan.services
@@ -68,6 +69,7 @@ def list_planned_services(plan: ServicePlan) -> list[schemas.PlannedService]:
 
 
 def select_editable_values(launch_description: Json) -> Json:
+    """Return the values of the fields that an agent can edit."""
     return {
         field["name"]: field["current_value"]
         for field in launch_description["fields"]

@@ -163,7 +163,9 @@ def list_source_files(file: Path) -> set[Path]:
 
 
 def _join_names(starts: Sequence[Path], dotted_names: Sequence[str]) -> list[Path]:
-    """Return the paths without a suffix at which modules of these names could be."""
+    """Return where in these folders the modules with these dotted names would be, without a
+    suffix.
+    """
     return [start / Path(*name.split(".")) for name in dotted_names for start in starts]
 
 

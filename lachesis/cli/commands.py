@@ -71,10 +71,12 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def handle_demo(args: argparse.Namespace) -> int:
+    """Run `lachesis demo`."""
     return demo.run_demo(LachesisService(), seed=args.seed, steps=args.steps, as_json=args.json)
 
 
 def handle_envs(args: argparse.Namespace) -> None:
+    """Print the environments, or the fields of one."""
     service = LachesisService()
     if args.name:
         launch_description = service.describe(
@@ -94,6 +96,7 @@ def handle_envs(args: argparse.Namespace) -> None:
 
 
 def handle_train(args: argparse.Namespace) -> int:
+    """Check a launch, start the run, and watch it if that was asked for."""
     service = LachesisService()
     edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
     if args.others:
@@ -133,6 +136,7 @@ def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def handle_resume(args: argparse.Namespace) -> int:
+    """Continue an ended run, with new limits if there are any."""
     service = LachesisService()
     if not service.get_run(args.run).has_ended:
         console.print_note(f"run {args.run} has not ended, so nothing was started")
@@ -215,6 +219,7 @@ def _wait_for_test(
 
 
 def handle_runs(args: argparse.Namespace) -> None:
+    """Print all runs with their newest held-out result."""
     service = LachesisService()
     records, warning = service.list_runs_with_warning()
     entry_fields = {"run_id", "environment", "status", "wandb_run_name", "profile", "created_at"}
@@ -249,6 +254,7 @@ def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[s
 
 
 def handle_status(args: argparse.Namespace) -> None:
+    """Print the status of a run."""
     answer = LachesisService().get_status(args.run).to_payload()
     print_answer(args, answer, show_runs.render_status(answer))
 
@@ -276,11 +282,13 @@ def handle_stop(args: argparse.Namespace) -> None:
 
 
 def handle_results(args: argparse.Namespace) -> None:
+    """Print the results of a run."""
     answer = LachesisService().get_results(args.run).to_payload()
     print_answer(args, answer, show_runs.render_results(answer))
 
 
 def handle_logs(args: argparse.Namespace) -> None:
+    """Print the end of a log, and follow it if that was asked for."""
     service = LachesisService()
     name = args.service or shorten_service_name(
         service.store.load(args.run).failed_service or "trainer"
@@ -337,6 +345,7 @@ def handle_weights(args: argparse.Namespace) -> None:
 
 
 def handle_report(args: argparse.Namespace) -> None:
+    """Write the report of a run and print its files."""
     files = LachesisService().write_report(
         args.run, Path(args.to).expanduser() if args.to else None
     )
@@ -346,6 +355,7 @@ def handle_report(args: argparse.Namespace) -> None:
 
 
 def handle_notifications(args: argparse.Namespace) -> None:
+    """Set or remove the web address that the Prefect server calls."""
     if args.remove:
         names = remove_notifications()
     else:
@@ -359,6 +369,7 @@ def handle_notifications(args: argparse.Namespace) -> None:
 
 
 def handle_doctor(args: argparse.Namespace) -> int:
+    """Check this machine, and clean up if that was asked for."""
     if args.fix:
         messages = [leftover.clean_up() for leftover in doctor.find_home_leftovers()]
         print_answer(

@@ -97,6 +97,7 @@ def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[i
 
 
 def make_table(*columns: str) -> Table:
+    """Return an empty table with these column titles."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(
@@ -106,6 +107,7 @@ def make_table(*columns: str) -> Table:
 
 
 def make_pairs_table(rows: Sequence[tuple[str, Any]]) -> Table:
+    """Return a table with a name and a value per line; empty values are left out."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -116,16 +118,19 @@ def make_pairs_table(rows: Sequence[tuple[str, Any]]) -> Table:
 
 
 def style_status(status: str) -> Text:
+    """Return a status in the colour that tells whether it is good."""
     return Text(status, style=_STATUS_STYLES.get(status, "cyan"))
 
 
 def format_eta(seconds: float | None) -> str:
+    """Return the remaining time as the end of a sentence, or nothing if it is not known."""
     if seconds is None:
         return ""
     return f", about {seconds:.0f} s left"
 
 
 def format_count(number: float) -> str:
+    """Return a number with three digits and a word for its size, as in `1.5 million`."""
     for size, unit in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -133,6 +138,7 @@ def format_count(number: float) -> str:
 
 
 def format_hours(hours: float) -> str:
+    """Return a duration in hours, minutes or seconds."""
     if hours >= 1:
         return f"{hours:.1f} hours"
     if hours * 60 >= 2:
@@ -141,24 +147,28 @@ def format_hours(hours: float) -> str:
 
 
 def format_score(score: float | None) -> str:
+    """Return a score in parentheses."""
     if score is None:
         return "(no score)"
     return f"({score:g})"
 
 
 def format_share(share: float, interval: Json | None) -> str:
+    """Return a share, and its 95 % interval if there is one."""
     if interval:
         return f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
     return f"{share:.3f}"
 
 
 def format_number(value: float | None) -> str:
+    """Return a number with three decimals, or `none`."""
     if value is None:
         return "none"
     return f"{value:.3f}"
 
 
 def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
+    """Return the results of checks, one per line, each with its advice."""
     table = make_table("", "what", "found", "how to get it")
     for check in checks:
         if check.ok:

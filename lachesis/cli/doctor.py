@@ -29,6 +29,7 @@ class DoctorCheck:
 
 
 def run_checks() -> list[DoctorCheck]:
+    """Return the result of every check of this machine."""
     machine_checks = [
         _check_python(),
         _check_checkout(),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def render_environments(scan: ScanResult) -> RenderableType:
+    """Return the table of environments, and the files that could not be read."""
     table = make_table("name", "what it is", "file")
     for environment in scan.environments:
         table.add_row(environment.name, environment.description, environment.file_path)
@@ -29,6 +30,9 @@ def render_environments(scan: ScanResult) -> RenderableType:
 
 
 def render_environment(launch_description: Json) -> RenderableType:
+    """Return the fields of one environment: those that can be edited, then those that are
+    locked.
+    """
     table = make_table("field", "type", "value", "what it is")
     locked = make_table("locked field", "value", "why")
     for field in launch_description["fields"]:

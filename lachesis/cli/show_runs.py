@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def render_started(answer: Json) -> RenderableType:
+    """Return what a user sees after a start: the run, its files, and the next commands."""
     run_id = answer["run_id"]
     return make_pairs_table(
         [
@@ -48,6 +49,7 @@ def render_started(answer: Json) -> RenderableType:
 
 
 def render_runs(rows: Sequence[Json]) -> RenderableType:
+    """Return the table of all runs."""
     if not rows:
         return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
     widths = [max(len(row[key]) for row in rows) for key in ("environment", "status")]
@@ -73,6 +75,7 @@ def render_runs(rows: Sequence[Json]) -> RenderableType:
 
 
 def render_status(answer: Json) -> RenderableType:
+    """Return the status of a run as a table of names and values."""
     progress = answer["progress"]
     reward = answer["metrics"]["reward_mean"]
     return make_pairs_table(
@@ -275,6 +278,7 @@ def _describe_missing_evaluation(status: str) -> str:
 
 
 def render_export(note: Json) -> RenderableType:
+    """Return where exported weights are and how they were verified."""
     rows = [("adapter", note["path"]), ("run", note["run_id"]), ("step", note["step"])]
     if "merged" in note:
         rows.append(("merged", note["merged"]))

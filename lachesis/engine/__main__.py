@@ -73,6 +73,7 @@ def _parse_args() -> argparse.Namespace:
 
 
 def serve(args: argparse.Namespace) -> None:
+    """Bind the port, load the models, and serve until SIGTERM."""
     # PyTorch reads this when it is imported. Threads that wait actively take the cores from the
     # other processes of a run, and sampling then takes three to thirty times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

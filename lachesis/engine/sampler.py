@@ -55,6 +55,7 @@ class Sampler:
 
     @property
     def is_busy(self) -> bool:
+        """Return whether any request waits or is being sampled."""
         return bool(self._rows or self._waiting_jobs)
 
     @property

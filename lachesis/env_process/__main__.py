@@ -170,6 +170,7 @@ def write_answer(
 
 
 def _describe_class(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+    """Return the schema and the default values of a class's configuration."""
     return _describe_configuration(stages.load_environment_class(file, class_name), values)
 
 

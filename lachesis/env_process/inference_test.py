@@ -65,7 +65,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
 
 
 def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseException) -> None:
-    """Record whose fault the end of this process is."""
+    """Record whether the environment, its endpoint or the network is to blame for an error."""
     is_endpoint_fault, is_transport_fault = is_endpoint_error(error), is_transport_error(error)
     rollout_counters.failure = {
         "kind": "transport"
@@ -115,6 +115,10 @@ def _install_sample_writer(cls: type[BaseEnv], file: Path, sampled_answers: Samp
 
 
 def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
+    """Return a method that answers and scores the user's prompts, in place of Atropos' own, which
+    makes groups of items.
+    """
+
     async def process_manager(self: BaseEnv) -> None:
         await self.setup()
         self.config.group_size = self.group_size_to_process

@@ -44,6 +44,7 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
+        """Return whether the rollout can be trained on."""
         return self.reward is not None
 
 

@@ -165,6 +165,7 @@ def encode_turn_boundary(
 
 
 def get_chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the tokenizer's chat template, or a plain one if it has none."""
     return str(tokenizer.chat_template or FALLBACK_CHAT_TEMPLATE)
 
 

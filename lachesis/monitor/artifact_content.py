@@ -91,6 +91,7 @@ def _format_interval(point: HeldOutPoint) -> str:
 
 
 def format_wandb_line(watched: WatchedRun) -> str:
+    """Return a sentence about where the run's metrics are in W&B."""
     record = watched.record
     if record.wandb_url:
         return f"[W&B]({record.wandb_url})"

@@ -59,6 +59,7 @@ class WatchedRun:
 
     @property
     def record(self) -> RunRecord:
+        """Return the run's record as it was observed."""
         return self.observation.record
 
 

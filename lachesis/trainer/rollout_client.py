@@ -105,6 +105,7 @@ class RolloutClient:
         }
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._http.aclose()
 
     async def _request(

@@ -34,10 +34,12 @@ class StepTimer:
         self._laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
+        """Record the seconds since the last lap under this name."""
         now = time.monotonic()
         self._laps[name], self._last = now - self._last, now
 
     def measure_elapsed_s(self) -> float:
+        """Return the seconds since the start."""
         return time.monotonic() - self._start
 
     def to_metrics(self) -> dict[str, float]:

@@ -336,5 +336,6 @@ def _scale_tokens(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenC
 
 
 def _make_range(values: Sequence[float], digits: int) -> Range:
+    """Return the range of a low, an expected and a high value."""
     low, expected, high = (round(value, digits) for value in values)
     return Range(low=low, expected=expected, high=high)
