@@ -46,7 +46,7 @@ def test_rl_check_environment(
         "stop tokens",
         "truncation",
     ]
-    assert [one["name"] for one in answer["checks"]] == names
+    assert [check["name"] for check in answer["checks"]] == names
     assert ask("rl_check_environment", environment="my_task", new=True)["code"] == "storage", (
         "it already exists"
     )

@@ -91,7 +91,7 @@ def test_a_run_whose_record_is_damaged_is_named(
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     assert ask("rl_check_status", run_id=run_id)["code"] == "storage"
     listed = ask("rl_list_runs")
-    assert [one["run_id"] for one in listed["runs"]] == [other]
+    assert [run["run_id"] for run in listed["runs"]] == [other]
     assert run_id in listed["warning"]
 
 

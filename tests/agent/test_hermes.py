@@ -71,7 +71,7 @@ class Loader:
 def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> None:
     loader = Loader()
     assert list(loader.registry) == list(TOOLS)
-    assert {one["toolset"] for one in loader.registry.values()} == {"rl"}
+    assert {value["toolset"] for value in loader.registry.values()} == {"rl"}
     for name, one in loader.registry.items():
         assert one["schema"]["name"] == name
         assert one["schema"]["parameters"]["type"] == "object"

@@ -215,9 +215,10 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(
     folder.get_log_file("trainer").write_text("one\ntwo\n")
     folder.config.write_text("env: {}\n")
     async with connected() as client:
-        uris = [one.uri for one in (await client.list_resources()).resources]
+        uris = [resource.uri for resource in (await client.list_resources()).resources]
         templates = [
-            one.uri_template for one in (await client.list_resource_templates()).resource_templates
+            resource_template.uri_template
+            for resource_template in (await client.list_resource_templates()).resource_templates
         ]
         assert "lachesis://runs/{run_id}/logs/{service}" in templates
         texts = {}

@@ -29,7 +29,9 @@ def test_rl_list_environments(ask: Ask) -> None:
     answer = ask("rl_list_environments")
     assert set(answer) == {"environments", "count", "tips"}
     assert answer["count"] == len(answer["environments"]) >= 1
-    arithmetic = next(one for one in answer["environments"] if one["name"] == "arithmetic")
+    arithmetic = next(
+        environment for environment in answer["environments"] if environment["name"] == "arithmetic"
+    )
     assert set(arithmetic) == {"name", "class_name", "file_path", "description"}
 
 
@@ -79,8 +81,8 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
     """Only the dialect differs: vllm, which fails loudly where sglang gives an empty completion."""
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     locked = {
-        (one["section"], one["name"]): one["locked_value"]
-        for one in ask("rl_get_current_config")["locked_fields"]
+        (locked_field["section"], locked_field["name"]): locked_field["locked_value"]
+        for locked_field in ask("rl_get_current_config")["locked_fields"]
     }
     contract: dict[str, Json] = {
         "env": {
@@ -213,13 +215,18 @@ def test_rl_start_training(ask: Ask) -> None:
     ask("rl_select_environment", name="arithmetic")
     plan = ask("rl_start_training", dry_run=True)
     assert plan["dry_run"] is True
-    assert [one["name"] for one in plan["services"]] == ["engine", "api", "trainer", "environment"]
-    ports = {one["port"] for one in plan["services"]} - {None}
+    assert [service["name"] for service in plan["services"]] == [
+        "engine",
+        "api",
+        "trainer",
+        "environment",
+    ]
+    ports = {service["port"] for service in plan["services"]} - {None}
     assert len(ports) == 3
     assert all(
-        f":{one['port']}" in plan["config_yaml"]
-        for one in plan["services"]
-        if one["name"] in ("api", "trainer")
+        f":{service['port']}" in plan["config_yaml"]
+        for service in plan["services"]
+        if service["name"] in ("api", "trainer")
     )
     shown = json.dumps([plan["services"], plan["config_yaml"].replace("api_key: x", "")])
     assert not re.search(r"tml-|_TOKEN\b|api_key", shown)
@@ -343,7 +350,7 @@ def test_rl_list_runs(ask: Ask, make_run: MakeRun) -> None:
     ids = [make_run(status="completed").run_id for _ in range(3)]
     answer = ask("rl_list_runs")
     assert answer["count"] == 3
-    assert {one["run_id"] for one in answer["runs"]} == set(ids)
+    assert {run["run_id"] for run in answer["runs"]} == set(ids)
     assert {"run_id", "environment", "status", "wandb_run_name"} <= set(answer["runs"][0])
     assert answer["runs"][0]["learning"] == "unknown"
     assert answer["runs"][0]["evidence"] == "it completed after 0 of at least 5 steps"

@@ -29,7 +29,7 @@ def ask(
         seen.append(body)
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    parts = [{"type": "http.request", "body": one, "more_body": True} for one in chunks]
+    parts = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     queue = iter([*parts, {"type": "http.request", "body": b"", "more_body": False}])
 
     async def receive() -> Any:

@@ -68,7 +68,7 @@ def test_no_log_record_holds_a_secret(caplog: pytest.LogCaptureFixture) -> None:
         raise ConfigError(f"refused: {SECRET}")
     except ConfigError:
         log.exception("it failed")
-    assert [one.getMessage() for one in caplog.records] == ["3 of ***", "3 of 4", "it failed"]
+    assert [record.getMessage() for record in caplog.records] == ["3 of ***", "3 of 4", "it failed"]
     assert caplog.records[1].args == (3, 4)
     assert "refused: ***" in caplog.text
     assert SECRET not in caplog.text

@@ -26,7 +26,10 @@ def write(folder: Path, **files: str) -> None:
 
 
 def names(folder: Path) -> list[tuple[str, str]]:
-    return [(one.name, one.class_name) for one in describe.scan_environments([folder]).environments]
+    return [
+        (environment.name, environment.class_name)
+        for environment in describe.scan_environments([folder]).environments
+    ]
 
 
 def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_the_file_is_not_imported(tmp_path: Path) -> None:
 def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path: Path) -> None:
     write(tmp_path, broken="class A(:\n", good=BASE + "class B(BaseEnv):\n    pass\n")
     result = describe.scan_environments([tmp_path])
-    assert [one.name for one in result.environments] == ["good"]
+    assert [environment.name for environment in result.environments] == ["good"]
     assert result.problems[str(tmp_path / "broken.py")].startswith("SyntaxError, line 1")
     with pytest.raises(
         EnvironmentLoadError, match=r"broken\.py does not parse: SyntaxError, line 1"
@@ -213,7 +216,7 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
         (tmp_path / folder).mkdir(parents=True)
         write(tmp_path / folder, second=BASE + "class B(BaseEnv):\n    name = 'task'\n")
     found = describe.scan_environments([tmp_path])
-    assert [(one.name, one.class_name) for one in found.environments] == [
+    assert [(environment.name, environment.class_name) for environment in found.environments] == [
         ("task", "A"),
         ("second", "B"),
     ]
@@ -238,7 +241,12 @@ def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> 
         place.mkdir()
         write(place, x=BASE + "class X(BaseEnv):\n    pass\n")
     found = describe.scan_environments(places)
-    assert [one.name for one in found.environments] == ["x", "x-X", "x-X-2", "x-X-3"]
+    assert [environment.name for environment in found.environments] == [
+        "x",
+        "x-X",
+        "x-X-2",
+        "x-X-3",
+    ]
     assert describe.find_environment("x-X-2", places).file_path == str(places[2] / "x.py")
 
 
@@ -300,7 +308,8 @@ def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
         other=BASE + "class Other(BaseEnv):\n    pass\n",
     )
     assert [
-        one.name for one in describe.scan_environments([tmp_path / "mine.py"]).environments
+        environment.name
+        for environment in describe.scan_environments([tmp_path / "mine.py"]).environments
     ] == ["mine"]
 
 

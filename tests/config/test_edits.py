@@ -184,7 +184,7 @@ def test_any_text_reaches_a_text_field_through_command_line_and_file(
     tmp_path_factory: Any, text: str
 ) -> None:
     args = build_parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
-    ((name, typed),) = [parse_assignment(one) for one in args.edits]
+    ((name, typed),) = [parse_assignment(edit) for edit in args.edits]
     field, value = ConfigFields("embedded", TEXT_FIELD).check_edit(name, typed)
     assert value == text
     config = run_config.resolve_run_config(

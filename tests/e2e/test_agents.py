@@ -114,12 +114,13 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
         tmp_path / "adapter",
     )
     assert "is not running" in call("http", "rl_stop_training", run_id=runs["http"])["message"]
-    assert set(runs.values()) < {one["run_id"] for one in call("hermes", "rl_list_runs")["runs"]}
+    assert set(runs.values()) < {run["run_id"] for run in call("hermes", "rl_list_runs")["runs"]}
 
 
 def _start(call: Callable[..., Any], transport: str) -> Json:
     assert "arithmetic" in [
-        one["name"] for one in call(transport, "rl_list_environments")["environments"]
+        environment["name"]
+        for environment in call(transport, "rl_list_environments")["environments"]
     ]
     call(transport, "rl_select_environment", name="arithmetic")
     for field, value in SETTINGS[transport].items():
@@ -208,7 +209,7 @@ def test_an_environment_is_tried_at_an_endpoint(
         "the key is in no file, nor in the server's database, which has all logs and artifacts"
     )
     commands = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists()]
-    assert not [one for one in commands if endpoint.key.encode() in one]
+    assert not [command for command in commands if endpoint.key.encode() in command]
 
 
 def test_prompts_of_ones_own_are_answered_and_scored(
@@ -226,7 +227,7 @@ def test_prompts_of_ones_own_are_answered_and_scored(
         answer = call("http", "rl_test_inference", test_id=answer["test_id"])
     known, other = answer["models_tested"][0]["prompts"]
     assert known == {"prompt": "3+4=", "responses": [{"text": "7", "score": 1.0}] * 2}
-    assert [one["score"] for one in other["responses"]] == [None, None]
+    assert [response["score"] for response in other["responses"]] == [None, None]
     assert "no item" in other["note"]
     assert endpoint.last["max_tokens"] == 5
     assert endpoint.last["temperature"] == 0.5

@@ -149,7 +149,7 @@ def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[...,
     """
     url = json.loads((served_home / "server.json").read_text())["api_url"]
     deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()
-    assert [one["active"] for one in deployment["schedules"]] == [True]
+    assert [schedule["active"] for schedule in deployment["schedules"]] == [True]
     body = {
         "deployments": {"id": {"any_": [deployment["id"]]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},

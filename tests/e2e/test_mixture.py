@@ -70,19 +70,19 @@ def test_two_environments_train_one_model(
 
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     made = [
-        tuple(one.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text"))
-        for one in lines
+        tuple(line.get(f"environments/{name}/rollouts") for name in ("calm", "reverse_text"))
+        for line in lines
     ]
     assert len(made) == 45
     assert sum(pair == (16, 8) for pair in made) >= 41, (
         f"two parts to one, but for what waited at the death: {made}"
     )
     means = [
-        (2 * one["environments/calm/reward_mean"] + one["environments/reverse_text/reward_mean"])
+        (2 * line["environments/calm/reward_mean"] + line["environments/reverse_text/reward_mean"])
         / 3
-        for one in lines[:2]
+        for line in lines[:2]
     ]
-    assert means == pytest.approx([one["reward/mean"] for one in lines[:2]], abs=1e-6)
+    assert means == pytest.approx([line["reward/mean"] for line in lines[:2]], abs=1e-6)
     results = cli("results", run_id)
     assert set(results["held_out"]) == {
         "before",
@@ -109,7 +109,10 @@ def test_files_written_for_atropos_run_as_they_are(
     and one of several files.
     """
     place = {"LACHESIS_ENVIRONMENTS": str(UPSTREAM)}
-    found = {one["name"]: one["class_name"] for one in cli("envs", **place)["environments"]}
+    found = {
+        environment["name"]: environment["class_name"]
+        for environment in cli("envs", **place)["environments"]
+    }
     assert found.items() >= {
         ("word_length", "WordLengthEnv"),
         ("parity", "ParityEnv"),
@@ -134,9 +137,9 @@ def test_files_written_for_atropos_run_as_they_are(
     lines = MetricsFile(served_home / "runs" / run_id / "metrics.jsonl").read()
     assert len(lines) == 4
     for name in ("word_length", "parity", "ladder"):
-        assert sum(one[f"environments/{name}/rollouts"] for one in lines) == 4 * 8
-    assert sum(one["batch/without_logprobs"] for one in lines) > 0
-    assert sum(one["batch/datums"] for one in lines) >= 4 * 8
+        assert sum(line[f"environments/{name}/rollouts"] for line in lines) == 4 * 8
+    assert sum(line["batch/without_logprobs"] for line in lines) > 0
+    assert sum(line["batch/datums"] for line in lines) >= 4 * 8
     assert record(served_home, run_id)["mixture"].keys() == {"parity", "ladder"}
     tried = cli("status", run_id)
     assert not tried.get("rollouts", {}).get("invalid_reasons"), tried

@@ -59,7 +59,10 @@ def step(
 
 
 def logprobs_of(output: Any) -> list[np.ndarray]:
-    return [np.asarray(one["logprobs"].to_numpy()) for one in output.loss_fn_outputs]
+    return [
+        np.asarray(loss_fn_output["logprobs"].to_numpy())
+        for loss_fn_output in output.loss_fn_outputs
+    ]
 
 
 class Reference:
@@ -167,7 +170,7 @@ def test_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> 
     def loss(
         data: list[tinker.Datum], logprobs: list[torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        total = torch.stack([one.square().sum() for one in logprobs]).sum()
+        total = torch.stack([logprob.square().sum() for logprob in logprobs]).sum()
         return total, {"mine": float(total.detach())}
 
     data = [
@@ -399,8 +402,8 @@ def test_capabilities_and_listing(
     rest = service.create_rest_client()
     run_id = path.removeprefix("tinker://").split("/")[0]
     found = {
-        one.tinker_path: one.checkpoint_type
-        for one in rest.list_checkpoints(run_id).result().checkpoints
+        checkpoint.tinker_path: checkpoint.checkpoint_type
+        for checkpoint in rest.list_checkpoints(run_id).result().checkpoints
     }
     assert found == {path: "training", path.replace("/weights/", "/sampler_weights/"): "sampler"}
     assert run_id in [
@@ -408,7 +411,7 @@ def test_capabilities_and_listing(
     ]
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert path not in [
-        one.tinker_path for one in rest.list_checkpoints(run_id).result().checkpoints
+        checkpoint.tinker_path for checkpoint in rest.list_checkpoints(run_id).result().checkpoints
     ]
 
 
@@ -421,7 +424,9 @@ def test_a_checkpoint_is_published_and_made_private_again(
 
     def is_public() -> bool:
         checkpoints = rest.list_checkpoints(path.split("/")[2]).result().checkpoints
-        return next(one.public for one in checkpoints if one.tinker_path == path)
+        return next(
+            checkpoint.public for checkpoint in checkpoints if checkpoint.tinker_path == path
+        )
 
     assert not is_public()
     for change, expected in (
@@ -454,7 +459,9 @@ def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
         rest.delete_checkpoint_from_tinker_path(one).result(timeout=30)
     assert rest.list_checkpoints(run_id).result(timeout=30).checkpoints == []
     assert rest.get_training_run(run_id).result(timeout=30).last_checkpoint is None
-    all_paths = [one.tinker_path for one in rest.list_user_checkpoints().result(30).checkpoints]
+    all_paths = [
+        checkpoint.tinker_path for checkpoint in rest.list_user_checkpoints().result(30).checkpoints
+    ]
     assert not {path, damaged} & set(all_paths)
 
 

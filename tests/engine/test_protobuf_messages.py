@@ -108,7 +108,7 @@ def test_answers_are_read_by_the_sdk() -> None:
     sampled.ParseFromString(
         protobuf_messages.encode_sample_response(SampleResponse([one, other], prompt))
     )
-    assert [one.stop_reason for one in sampled.sequences] == [0, 1]
+    assert [sequence.stop_reason for sequence in sampled.sequences] == [0, 1]
     assert np.frombuffer(sampled.sequences[0].tokens, "<i4").tolist() == [1, 2]
     assert np.isnan(np.frombuffer(sampled.prompt_logprobs, "<f4")[0])
     assert sampled.prompt_alt_tokens.tokens.shape == [2, 2]

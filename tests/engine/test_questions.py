@@ -139,7 +139,9 @@ def test_different_adapters_are_sampled_in_one_batch(
         tinker.ModelInput.from_ints(PROMPT),
         tinker.SamplingParams(max_tokens=30, stop=[]),
     )
-    waiting = [(one, one.sample(prompt, 2, params)) for _ in range(3) for one in samplers]
+    waiting = [
+        (sampler, sampler.sample(prompt, 2, params)) for _ in range(3) for sampler in samplers
+    ]
     for one, future in waiting:
         for sequence in future.result().sequences:
             whole = one.compute_logprobs(
@@ -258,7 +260,9 @@ def test_one_client_may_ask_for_more_than_fits(
                 for n in range(60)
             ]
             for n, future in enumerate(waiting):
-                assert [len(one.tokens) for one in future.result().sequences] == [4 + n] * 16
+                assert [len(sequence.tokens) for sequence in future.result().sequences] == [
+                    4 + n
+                ] * 16
             status = Path(f"/proc/{engine.process.pid}/status").read_text()
             sizes.append(int(status.split("VmRSS:")[1].split()[0]))
     assert sizes[2] < 1.05 * sizes[1]

@@ -49,7 +49,7 @@ def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(
     together = sampler.sample(PROMPT, 3, params).result()
     for one in crowd:
         one.result()
-    assert [one.tokens for one in together.sequences] == alone
+    assert [sequence.tokens for sequence in together.sequences] == alone
     assert alone[0] != alone[1]
 
 

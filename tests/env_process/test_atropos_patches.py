@@ -192,5 +192,5 @@ async def test_the_token_goes_to_the_server_of_the_run_only(
                 model="right", messages=[{"role": "user", "content": "1+1="}]
             )
         assert (ours.keys, other.keys) == ({"Bearer run-token"}, {"Bearer k"})
-        assert [one.api_key for one in configs] == ["k", "k"]
+        assert [config.api_key for config in configs] == ["k", "k"]
         assert "LACHESIS_INFERENCE_TOKEN" not in os.environ

@@ -142,7 +142,7 @@ async def test_a_server_that_fails_makes_one_conversation_invalid(
     )
     group, _ = await env.collect_trajectories({"question": "one?"})
     assert group["scores"] == [1.0, 1.0, 1.0], "an invalid one takes the mean of the others"
-    reasons = [one["invalid"] for one in group["overrides"] if one]
+    reasons = [override["invalid"] for override in group["overrides"] if override]
     assert len(reasons) == 1
     assert reasons[0].startswith("the server failed")
     generator.say = lambda prompt, n: ["!500"]
@@ -173,7 +173,7 @@ async def test_a_conversation_offers_no_check_of_single_answers(made: Make) -> N
     found = await stages._check_without_model({"env": env, "items": env.items.train})
     assert (found["offered"], found["missing"]) == (False, ["score_answer"])
     examples = [await env.example(env.items.train[0], right=right) for right in (True, False)]
-    assert [one[-1]["content"] for one in examples] == ["yes", "no"]
+    assert [example[-1]["content"] for example in examples] == ["yes", "no"]
 
 
 class Stubborn(Echo):
@@ -197,7 +197,7 @@ async def test_what_the_server_did_not_answer_was_never_said(
     (rollout,) = await env.sample_rollouts({"question": "one?"}, 1)
     text = "<|user|>one?<|end|><|assistant|>yes<|end|><|user|>three?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
-    assert [one["content"] for one in rollout.messages] == ["one?", "yes", "three?", "yes"]
+    assert [message["content"] for message in rollout.messages] == ["one?", "yes", "three?", "yes"]
 
 
 GUESS = ToolDefinition(
@@ -255,7 +255,7 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     right = await played(call(6))
     third = await played(call(4), call(8), call(6))
     assert (right.outcome.reward, third.outcome.reward) == (1.0, 0.75)
-    assert [one["content"] for one in third.messages if one["role"] == "tool"] == [
+    assert [message["content"] for message in third.messages if message["role"] == "tool"] == [
         "higher",
         "lower",
     ]

@@ -95,7 +95,7 @@ def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(
         '{"q": "one\u2028two\u0085three"}\r\n{"q": "four"}', encoding="utf-8"
     )
-    assert [one["q"] for one in rows(tmp_path / "rows.jsonl", needed=("q",))] == [
+    assert [row["q"] for row in rows(tmp_path / "rows.jsonl", needed=("q",))] == [
         "one\u2028two\u0085three",
         "four",
     ]

@@ -266,7 +266,7 @@ async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path:
     for fields in ({}, {"held_out_dataset": str(held_out)}):
         env = made(environment("gsm8k"), dataset=str(whole), few_shot=8, **fields)
         await env.setup()
-        shown = {one["question"] for one in env.few_shot_items}
+        shown = {few_shot_item["question"] for few_shot_item in env.few_shot_items}
         assert len(env.few_shot_items) == 8
         assert not shown & {one["question"] for one in [*env.items.train, *env.items.held_out]}
 
@@ -276,9 +276,9 @@ def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
     found = describe.find_environment(name, [ROOT / "environments"])
     conversations = describe.collect_examples(found, {}, count=40, share=0.5, seed=1)
     assert len(conversations) == 40
-    assert {tuple(message["role"] for message in one) for one in conversations} == {
-        ("user", "assistant")
-    }
+    assert {
+        tuple(message["role"] for message in conversation) for conversation in conversations
+    } == {("user", "assistant")}
     if name == "countdown":
         assert conversations == describe.collect_examples(found, {}, count=40, share=0.5, seed=1), (
             "the same for the same seed"

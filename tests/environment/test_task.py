@@ -78,7 +78,7 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
     first, *others = await env.sample_rollouts(env.items.train[0], 4)
     assert (first.outcome.reward, without_place(first.outcome.reason)) == (reward, reason)
-    assert [one.outcome for one in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
+    assert [other.outcome for other in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
 
 async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
@@ -88,7 +88,7 @@ async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
     await env.setup()
     generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
     rollouts = await env.sample_rollouts(env.items.train[0], 5)
-    assert [one.outcome.reward for one in rollouts] == [0.5, None, None, 0.75, None]
+    assert [rollout.outcome.reward for rollout in rollouts] == [0.5, None, None, 0.75, None]
 
 
 async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: Generator) -> None:
@@ -103,7 +103,7 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
     env = made(Judged, verifier_timeout_s=5.0)
     await env.setup()
     rollouts = await env.sample_rollouts(env.items.train[0], 4)
-    assert [one.outcome for one in rollouts] == [Outcome(0.5)] * 4
+    assert [rollout.outcome for rollout in rollouts] == [Outcome(0.5)] * 4
 
 
 async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
@@ -113,7 +113,7 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
     await env.setup()
     generator.say = lambda prompt, n: ["hangs"] * n
     rollouts = await env.sample_rollouts(env.items.train[0], 12)
-    reasons = [one.outcome.reason for one in rollouts]
+    reasons = [rollout.outcome.reason for rollout in rollouts]
     assert reasons[0] == "the verifier was not done after 0.02 s"
     assert (
         reasons[-1]
@@ -171,12 +171,14 @@ async def test_answers_can_be_scored_beside_each_other(
 ) -> None:
     class Longest(Words):
         async def score_group(self, item: Item, rollouts: Any) -> Any:
-            ranked = sorted(one.answer for one in rollouts)
+            ranked = sorted(rollout.answer for rollout in rollouts)
             kinds = {"one": [1.0], "none": None, "nan": [1.0, float("nan"), zero("too plain")]}
             if said == "raises":
                 raise KeyError("x")
             return (
-                kinds[said] if said in kinds else [ranked.index(one.answer) / 2 for one in rollouts]
+                kinds[said]
+                if said in kinds
+                else [ranked.index(rollout.answer) / 2 for rollout in rollouts]
             )
 
     env = made(Longest)
@@ -184,7 +186,8 @@ async def test_answers_can_be_scored_beside_each_other(
     generator.say = lambda prompt, n: ["b", "a", "c"]
     rollouts = await env.sample_rollouts(env.items.train[0], 3)
     assert [
-        replace(one.outcome, reason=without_place(one.outcome.reason)) for one in rollouts
+        replace(rollout.outcome, reason=without_place(rollout.outcome.reason))
+        for rollout in rollouts
     ] == outcomes
 
 

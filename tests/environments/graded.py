@@ -61,7 +61,7 @@ class Graded(replay.Replay):  # type: ignore[misc, name-defined]
         _, _, logprobs, _ = await self.server.tokens_and_logprobs_completion(
             prompt="", input_ids=ids, n=1, max_tokens=1, temperature=0.0, split="eval"
         )
-        return [one[0] for one in logprobs]
+        return [logprob[0] for logprob in logprobs]
 
     async def later(self) -> None:
         """Wait for some training steps, unless the run has come to its end."""

@@ -124,6 +124,8 @@ def _in_log(world: World, part: str) -> Callable[[], bool]:
 
 
 def _by_an_end(world: World, run: Run) -> Callable[[], bool]:
-    living = {one.pid for one in run.record.services.values() if one.pid} & set(world.processes())
+    living = {value.pid for value in run.record.services.values() if value.pid} & set(
+        world.processes()
+    )
     assert living, "no service runs that could end"
     return lambda: not living <= set(world.processes())

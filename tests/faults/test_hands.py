@@ -42,9 +42,9 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
             )
             for _ in range(4)
         ]
-    answers = {one.result().stdout.strip() for one in calls}
-    assert all(one.result().returncode == 0 for one in calls), [
-        one.result().stderr for one in calls
+    answers = {call.result().stdout.strip() for call in calls}
+    assert all(call.result().returncode == 0 for call in calls), [
+        call.result().stderr for call in calls
     ]
     run.advances()
     assert run.record.attempt == attempt + 1
@@ -183,7 +183,7 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
     world.service.stop(run.run_id)
     record = run.ended()
     assert record.status == "stopped", record.error
-    assert all(one.state.startswith("exited") for one in record.services.values())
+    assert all(value.state.startswith("exited") for value in record.services.values())
     late = {name for name in record.services if name not in begun}
     assert len(late) <= 1, f"{late} started after the stop; one may have been on its way"
     row(

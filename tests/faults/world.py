@@ -150,7 +150,10 @@ class World:
 
     def fix(self) -> list[str]:
         """What `lachesis doctor --fix` does."""
-        return [one.clean_up() for one in cleanup.find_all_leftovers(self.store)]
+        return [
+            find_all_leftover.clean_up()
+            for find_all_leftover in cleanup.find_all_leftovers(self.store)
+        ]
 
     def end_all_runs(self) -> None:
         """All but the current one."""

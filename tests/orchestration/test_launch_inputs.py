@@ -281,7 +281,9 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
         with pytest.raises(LockedFieldError, match=r"tinker.sft_file is locked .*an agent may not"):
             service.preview(LaunchRequest("arithmetic", profile, edits))
     described = service.describe(LaunchRequest("arithmetic", by_owner=True))
-    assert [one["locked"] for one in described["fields"] if one["name"] == "sft_file"] == [None]
+    assert [field["locked"] for field in described["fields"] if field["name"] == "sft_file"] == [
+        None
+    ]
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:

@@ -61,14 +61,14 @@ def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
         "what is held out is not trained on, though it stands in both data sets"
     )
     rollouts = found["rollouts"]
-    assert [one["reward"] for one in rollouts] == [1.25, 0.0, 0.25, None, None, 1.25]
+    assert [rollout["reward"] for rollout in rollouts] == [1.25, 0.0, 0.25, None, None, 1.25]
     assert rollouts[3]["reason"].startswith("right raised KeyError at verifiers_words.py:")
     assert rollouts[3]["reason"].endswith(": 'a fault of the function'")
     assert "OSError" in rollouts[4]["reason"]
-    assert all(one["whole"] for one in rollouts)
+    assert all(rollout["whole"] for rollout in rollouts)
     assert rollouts[0]["text"].endswith("reverse 12<|end|><|assistant|>21<|end|>")
     assert rollouts[0]["trained"] == "21<|end|>"
-    assert [one["truncated"] for one in rollouts] == [False] * 5 + [True]
+    assert [rollout["truncated"] for rollout in rollouts] == [False] * 5 + [True]
 
 
 def test_turns_are_one_conversation_of_sampled_tokens(play: Any) -> None:
@@ -90,7 +90,11 @@ def test_tools_are_described_called_and_answered(play: Any) -> None:
 
 
 def test_a_group_is_scored_together(play: Any) -> None:
-    assert [one["reward"] for one in play("group", "1", "12", "123")["rollouts"]] == [0.0, 0.0, 1.0]
+    assert [rollout["reward"] for rollout in play("group", "1", "12", "123")["rollouts"]] == [
+        0.0,
+        0.0,
+        1.0,
+    ]
 
 
 def test_a_python_without_it_says_what_to_do(clean_environment: Path) -> None:

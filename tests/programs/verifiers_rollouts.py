@@ -59,15 +59,15 @@ async def main(kind, answers, tokenizer):
         "asked": env.server.asked,
         "rollouts": [
             {
-                "text": env.tokenizer.decode(one.tokens),
-                "trained": env.tokenizer.decode([mask for mask in one.masks if mask != -100]),
-                "whole": len(one.tokens) == len(one.masks) == len(one.logprobs),
-                "reward": one.outcome.reward,
-                "reason": one.outcome.reason,
-                "answer": one.answer,
-                "truncated": one.truncated,
+                "text": env.tokenizer.decode(rollout.tokens),
+                "trained": env.tokenizer.decode([mask for mask in rollout.masks if mask != -100]),
+                "whole": len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs),
+                "reward": rollout.outcome.reward,
+                "reason": rollout.outcome.reason,
+                "answer": rollout.answer,
+                "truncated": rollout.truncated,
             }
-            for one in rollouts
+            for rollout in rollouts
         ],
     }
 

@@ -56,7 +56,7 @@ def turns(dataset):
 
 def group(dataset):
     def best(completions, **kwargs):
-        lengths = [len(text(one)) for one in completions]
+        lengths = [len(text(completion)) for completion in completions]
         return [float(length == max(lengths)) for length in lengths]
 
     return vf.SingleTurnEnv(dataset=dataset, rubric=vf.Rubric(funcs=[best]))

@@ -168,7 +168,7 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
             assert (await seen(0), await seen(1)) == (6, 0)
             await send(1)
             groups = await asyncio.wait_for(waiting, 10)
-            assert sorted(one["env_id"] for one in groups) == [0, 0, 1], (
+            assert sorted(group["env_id"] for group in groups) == [0, 0, 1], (
                 "the fast one must not fill the share of the slow one"
             )
             assert (

@@ -207,7 +207,7 @@ async def test_weights_that_do_not_move_are_seen(
     await policy.publish()
     logprobs = [-5.0] * 4
     rollouts = [group([3, 4, 5, 6], logprobs, 1.0), group([9, 9, 9, 9], logprobs, 0.0)]
-    merged = {key: [one[key][0] for one in rollouts] for key in rollouts[0]}
+    merged = {key: [rollout[key][0] for rollout in rollouts] for key in rollouts[0]}
     batch = to_batch([merged], BatchSettings(max_tokens=64, eos_id=None))
     canary, switch = WeightSyncCheck(policy), engine.store / "freeze-weights"
     changes = []

@@ -140,13 +140,13 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_m
     assert (resumed["step"] % INTERVAL, resumed["groups"]) == (0, 2 * resumed["step"])
     assert resumed["step"] >= last > 0
     assert resumed["loss_change"] == 0.0
-    assert [one["step"] for one in parted.steps()] == list(range(1, STEPS + 1))
+    assert [step["step"] for step in parted.steps()] == list(range(1, STEPS + 1))
     for key in ("train/loss", "reward/mean", "logprobs/mean_training"):
-        assert [one[key] for one in parted.steps()] == [one[key] for one in whole.steps()], (
+        assert [step[key] for step in parted.steps()] == [step[key] for step in whole.steps()], (
             key,
             end,
         )
-    assert len({one["train/loss"] for one in whole.steps()}) == STEPS
+    assert len({step["train/loss"] for step in whole.steps()}) == STEPS
     assert parted.weights() == whole.weights(), end
     kept = [one.step for one in Checkpoints(whole.folder.checkpoints).list_intact()]
     assert kept[-2:] == [12, STEPS]

@@ -156,11 +156,11 @@ async def test_a_run_that_fails_in_a_step_and_is_resumed_equals_one_that_did_not
     assert (failed.newest().step, failed.newest().groups) == (saved, GROUPS * saved)
     assert len(failed.steps()) == saved, "each step that was made has its line"
     await failed.attempt()
-    assert [one["step"] for one in failed.steps()] == list(range(1, STEPS + 1))
+    assert [step["step"] for step in failed.steps()] == list(range(1, STEPS + 1))
     for mine, theirs in zip(failed.steps(), whole.steps(), strict=True):
         assert mine["reward/mean"] == theirs["reward/mean"]
         assert mine.get("train/loss", theirs["train/loss"]) == theirs["train/loss"], mine["step"]
-    assert len({one["train/loss"] for one in whole.steps()}) == STEPS
+    assert len({step["train/loss"] for step in whole.steps()}) == STEPS
     assert failed.steps()[0]["weights/sampler_gap"] < 1e-5
     assert failed.weights() == whole.weights()
 

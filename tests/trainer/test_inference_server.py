@@ -87,7 +87,7 @@ async def test_generate_in_the_dialect_of_vllm(server: str) -> None:
     answer = (await ask(server, "/generate", body)).json()
     assert len(answer["logprobs"]) == len(answer["finish_reasons"]) == 3
     for tokens, logprobs in zip(answer["token_ids"], answer["logprobs"], strict=True):
-        assert [list(one[0]) for one in logprobs] == [[str(token)] for token in tokens]
+        assert [list(logprob[0]) for logprob in logprobs] == [[str(token)] for token in tokens]
     assert set(answer["finish_reasons"]) <= {"stop", "length"}
     scored = (await ask(server, "/generate", {**body, "n": 1, "prompt_logprobs": 1})).json()[
         "prompt_logprobs"

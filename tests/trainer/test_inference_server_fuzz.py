@@ -55,7 +55,7 @@ def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [one for one in routes(SCHEMA) if not one[1].startswith("/base/")]
+    ("method", "path"), [route for route in routes(SCHEMA) if not route[1].startswith("/base/")]
 )
 def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str) -> None:
     fuzz(SCHEMA, method, path, server, TOKEN, examples=10)

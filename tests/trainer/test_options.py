@@ -45,10 +45,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
 
 def test_every_step_tells_what_was_chosen(run: Run) -> None:
     steps: list[dict[str, Any]] = run.steps()
-    assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
-    rates = [one["train/learning_rate"] / 1e-3 for one in steps]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    rates = [step["train/learning_rate"] / 1e-3 for step in steps]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
-    trained = [one for one in steps if one["batch/datums"]]
+    trained = [step for step in steps if step["batch/datums"]]
     assert trained
     for one in trained:
         assert 0 < one["kl/sampling_train"] < np.inf

@@ -15,7 +15,7 @@ RECIPE = BatchSettings(max_tokens=8, eos_id=None)
 
 
 def group(*tokens: list[int], **changes: Any) -> dict[str, Any]:
-    masks = [[-100, *one[1:]] for one in tokens]
+    masks = [[-100, *token[1:]] for token in tokens]
     return {
         "tokens": list(tokens),
         "masks": masks,

@@ -30,9 +30,9 @@ CONFIG = run_config.resolve_run_config(
 async def until_connected(pid: int, clients: int = 1) -> None:
     """Wait until this process has accepted as many connections."""
     until = deadline(20)
-    while [one.status for one in psutil.Process(pid).net_connections("tcp")].count(
-        "ESTABLISHED"
-    ) < clients:
+    while [
+        net_connection.status for net_connection in psutil.Process(pid).net_connections("tcp")
+    ].count("ESTABLISHED") < clients:
         assert time.monotonic() < until, "nobody has connected"
         await asyncio.sleep(0.05)
 

@@ -64,7 +64,9 @@ def test_an_epoch_has_every_example_once(tmp_path: Path) -> None:
     examples = read_examples(file, build.build_tokenizer(), max_tokens=64)
     found = list(iterate_batches(examples, batch_size=3, epochs=2, seed=1))
     assert [len(one) for one in found] == [3, 3, 1, 3, 3, 1]
-    assert {id(one) for batch in found[:3] for one in batch} == {id(one) for one in examples}
+    assert {id(one) for batch in found[:3] for one in batch} == {
+        id(example) for example in examples
+    }
 
 
 async def test_a_model_learns_the_examples(

@@ -40,7 +40,9 @@ async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) ->
     canary = WeightSyncCheck(policy)
     await canary.take_reference(TOKENS)
     canary.start_change_measurement(TOKENS)
-    (task,) = (one for one in asyncio.all_tasks() if one is not asyncio.current_task())
+    (task,) = (
+        all_task for all_task in asyncio.all_tasks() if all_task is not asyncio.current_task()
+    )
     canary.close()
     await asyncio.wait([task])
     assert task.cancelled()

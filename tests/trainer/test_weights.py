@@ -74,10 +74,12 @@ def add_noise(folder: RunDir, step: int) -> None:
     chance = random.Random(0)
     probes = Checkpoints(folder.checkpoints).select(str(step)).probes
     noisy = [
-        one.model_copy(
-            update={"logprobs": [value + chance.gauss(0, BFLOAT16_NOISE) for value in one.logprobs]}
+        probe.model_copy(
+            update={
+                "logprobs": [value + chance.gauss(0, BFLOAT16_NOISE) for value in probe.logprobs]
+            }
         )
-        for one in probes
+        for probe in probes
     ]
     rewrite(folder, step, probes=noisy)
 
