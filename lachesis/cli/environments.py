@@ -25,7 +25,7 @@ _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered"
 
 
 def handle_env(args: argparse.Namespace) -> int:
-    """Run `lachesis env new`, `lachesis env check` or `lachesis env install`."""
+    """Create an environment, check one, or install what one requires."""
     return {
         "new": _create_environment,
         "check": _check_environment,
@@ -117,7 +117,7 @@ def _print_line(line: CheckResult) -> None:
 
 
 def handle_model(args: argparse.Namespace) -> int:
-    """Run `lachesis model build`."""
+    """Build a tiny model."""
     if not args.environments:
         with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
