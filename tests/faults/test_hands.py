@@ -87,7 +87,7 @@ def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row
         "its end",
     )
     assert state["type"] == "CANCELLED"
-    assert "lives already" in state["message"]
+    assert "is alive already" in state["message"]
     run.advances()
     assert run.record.flow_run_id != second["id"]
     attempt = run.stop().attempt
@@ -224,7 +224,7 @@ def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
     os.truncate(file, 100)
     assert 0 < run.kept() < newest.step
     run.resume()
-    assert "is damaged and passed over" in run.dir.get_log_file("trainer").read_text()
+    assert "is damaged and skipped" in run.dir.get_log_file("trainer").read_text()
     world.current = run
     row(
         fault="checkpoint cut off",
