@@ -79,6 +79,8 @@ class TrainingRun:
         for spec in self.plan.services:
             if spec.name not in ("engine", "api", first_environment):
                 self._wait_for_services(starting_specs)
+            # The attempt has begun with a check, so that of the first service may be some seconds
+            # old; the record is not read again for it.
             if spec is self.plan.services[0]:
                 self.check_stop_request()
             else:

@@ -100,7 +100,8 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize("kind", subclasses(errors.LachesisError), ids=lambda kind: kind.__name__)
 def test_every_error_has_its_own_code_and_stands_in_the_tree(kind: type) -> None:
     assert "code" in vars(kind)
-    codes = [subclass.code for subclass in subclasses(errors.LachesisError)]  # type: ignore[attr-defined]
+    classes = subclasses(errors.LachesisError)
+    codes = [error_class.code for error_class in classes]  # type: ignore[attr-defined]
     assert codes.count(kind.code) == 1  # type: ignore[attr-defined]
     assert re.search(rf"{kind.__name__}\s+{kind.code}\b", errors.__doc__ or "")  # type: ignore[attr-defined]
 

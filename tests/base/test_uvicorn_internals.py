@@ -1,4 +1,4 @@
-"""What is changed in uvicorn exists in the version that is installed."""
+"""Check that what is changed in uvicorn exists in the version that is installed."""
 
 from __future__ import annotations
 

@@ -109,11 +109,11 @@ def test_files_written_for_atropos_run_as_they_are(
     and one of several files.
     """
     place = {"LACHESIS_ENVIRONMENTS": str(UPSTREAM)}
-    found = {
+    classes = {
         environment["name"]: environment["class_name"]
         for environment in cli("envs", **place)["environments"]
     }
-    assert found.items() >= {
+    assert classes.items() >= {
         ("word_length", "WordLengthEnv"),
         ("parity", "ParityEnv"),
         ("ladder", "LadderEnv"),

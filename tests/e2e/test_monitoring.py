@@ -97,7 +97,7 @@ def server(served_home: Path, wait_until: Callable[..., Any]) -> Server:
 
 @pytest.fixture(scope="module")
 def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
-    """What a web address was told since `lachesis notifications`."""
+    """Collect what a web address was sent since `lachesis notifications`."""
     heard: list[Json] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):

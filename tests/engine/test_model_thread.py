@@ -1,6 +1,4 @@
-"""What belongs to the model thread is changed by it alone, and what waits for it can be
-cancelled.
-"""
+"""Check that only the model thread changes its state, and that waiting requests can be ended."""
 
 from __future__ import annotations
 

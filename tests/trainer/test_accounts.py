@@ -197,9 +197,7 @@ def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
 async def test_weights_that_do_not_move_are_seen(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the test switch of the engine an update changes nothing, and the canary says exactly
-    0.
-    """
+    """Let updates change nothing, by the engine's switch for tests: the check measures 0."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     config = run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model)

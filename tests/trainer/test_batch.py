@@ -274,9 +274,11 @@ def test_rollouts_are_weighed_after_the_penalty() -> None:
         [-100, -100, 9],
         [1.0, 1.0, -1.5],
     )
-    made, distance = penalised(mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence_mean")
+    penalised_batch, distance = penalised(
+        mixed, base=-1.0, coefficient=1.0, loss_aggregation="sequence_mean"
+    )
     assert distance == pytest.approx(0.25)
-    first, second = made.datums
+    first, second = penalised_batch.datums
     np.testing.assert_allclose(first.advantages, [0.0, *[-0.25 * 2 / 3] * 3], rtol=1e-6)
     np.testing.assert_allclose(second.advantages, [0.0, 0.75 * 2])
 

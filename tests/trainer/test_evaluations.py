@@ -34,9 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
 
 
 def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
-    """With the step of its weights, the one of the last step included, which ends after
-    training.
-    """
+    """Each has the step of its weights, also that of the last step, which ends after training."""
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [int(line["eval/step"]) for line in lines if "eval/step" in line] == [0, 16, 24]
