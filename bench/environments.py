@@ -183,11 +183,11 @@ def process(name: str, model: Path | None, folder: Path) -> None:
             plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench"
         )
         places = {
-            "out": str(output),
-            "tally": str(folder / "tally.json"),
+            "output": str(output),
+            "counters": str(folder / "counters.json"),
             "samples": str(folder / "samples.jsonl"),
         }
-        probe, files = make_inference_test_spec(
+        service, files = make_inference_test_spec(
             environment.file_path,
             content,
             output,
@@ -196,11 +196,11 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         )
         for path, text in files.items():
             path.write_text(text)
-        group.start(probe)
-        wait_until_ended(group, probe, needs=[])
+        group.start(service)
+        wait_until_ended(group, service, needs=[])
         lines = read_json_lines(output)
         by_hand = ask(lines, config, plan.trainer_url, plan.client_env["LACHESIS_INFERENCE_TOKEN"])
-    counts = read_counts(folder / "tally.json") or {}
+    counts = read_counts(folder / "counters.json") or {}
     theirs = sum(group["seconds"] for group in counts["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
         ["the environment's process", f"{1000 * theirs:.0f}", f"{theirs / by_hand:.2f}"],

@@ -61,9 +61,9 @@ def begin_attempt(store: RunStore, run_id: str, *, is_started_by_hand: bool) -> 
         "error": None,
         "failed_service": None,
         "started_at": now_iso(),
-        "began_s": clocks.monotonic_s,
-        "boot": clocks.boot,
-        "took_s": None,
+        "began_monotonic_s": clocks.monotonic_s,
+        "boot_id": clocks.boot,
+        "attempt_duration_s": None,
         "healthy_at": None,
         "ended_at": None,
         "services": {},
@@ -132,7 +132,7 @@ def record_end(
 
 def make_end_fields(record: RunRecord) -> dict[str, Any]:
     """Return the fields of the record that change at the end of an attempt."""
-    return {"ended_at": now_iso(), "took_s": get_attempt_duration_s(record)}
+    return {"ended_at": now_iso(), "attempt_duration_s": get_attempt_duration_s(record)}
 
 
 def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:

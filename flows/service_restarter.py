@@ -106,7 +106,7 @@ class ServiceRestarter:
         name = self.plan.environment_names[service]
         groups = int(
             (
-                (health.get("mixture") or {}).get(name)
+                (health.get("groups_by_environment") or {}).get(name)
                 if len(self.env_ids) > 1
                 else health.get("groups")
             )

@@ -186,7 +186,7 @@ class TrainingRun:
 
     def _is_finished(self) -> bool:
         newest = Checkpoints(self.folder.checkpoints).find_newest()
-        return newest is not None and newest.final
+        return newest is not None and newest.is_final
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
         """Restart a service, or raise the problem if it ends the attempt."""

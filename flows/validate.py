@@ -218,7 +218,10 @@ def _make_model_entry(
         verdict=verdict,
         forecast=forecast,
     )
-    if not error and result["steps_tested"] + (counts or {}).get("empty", 0) < request.num_steps:
+    if (
+        not error
+        and result["steps_tested"] + (counts or {}).get("empty_groups", 0) < request.num_steps
+    ):
         shortfall = f"only {result['steps_tested']} of the requested groups were made"
         reasons = "; ".join([shortfall, *(counts or {}).get("errors", {})])
         result["error"] = f"{reasons}, see {result['log_file']}"

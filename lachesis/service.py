@@ -320,10 +320,10 @@ class LachesisService:
         """
         record = self.get_run(run_id)
         # otherwise the monitor would resume it
-        if record.resume_wanted or (record.status == "failed" and not record.stop_reason):
+        if record.resume_requested or (record.status == "failed" and not record.stop_reason):
             self.store.update(
                 run_id,
-                resume_wanted=False,
+                resume_requested=False,
                 stop_reason=record.stop_reason or submit.STOPPED_BY_USER,
             )
         if record.has_ended:

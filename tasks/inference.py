@@ -163,8 +163,8 @@ def _make_test_spec(context: InferenceTestContext, model: str, wandb_run_name: s
     """Return what `lachesis.env_process.inference_test` reads about the test."""
     test, request = context.test, context.test.request
     test_spec: Json = {
-        "out": str(context.tests.get_output_file(test, model)),
-        "tally": str(context.tests.get_counters_file(test, model)),
+        "output": str(context.tests.get_output_file(test, model)),
+        "counters": str(context.tests.get_counters_file(test, model)),
         "samples": str(context.tests.get_samples_file(test, model)),
         "prompts": request.prompts,
         "wandb_run": wandb_run_name,

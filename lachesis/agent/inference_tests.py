@@ -35,11 +35,11 @@ def run_inference_test(
         request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}
         if (
             state.test is None
-            or state.test.asked != request
+            or state.test.request != request
             or _has_test_ended(session, state.test.test_id)
         ):
             state.test = RequestedTest(
-                asked=request,
+                request=request,
                 test_id=session.service.start_test(make_launch_request(draft), options).test_id,
             )
         test_id = state.test.test_id

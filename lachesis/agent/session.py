@@ -161,7 +161,7 @@ class AgentSession:
             is_repeated = start is not None
             if start is None:
                 start = StartedRun(
-                    run_id=self.service.store.new_id(), draft=draft, at=time.time(), key=key
+                    run_id=self.service.store.new_id(), draft=draft, started_at=time.time(), key=key
                 )
                 state.starts.append(start)
                 self.session_file.write(state)
@@ -197,7 +197,7 @@ class AgentSession:
     def _forget_last_report(self, run_id: str) -> None:
         """Make the next report live, because the last one describes an earlier state of the run."""
         with self.session_file.change() as state:
-            state.checks.pop(run_id, None)
+            state.last_reports.pop(run_id, None)
 
     def _build_start_answer(
         self, record: RunRecord, not_started_reason: str = "", model_note: str | None = None
@@ -251,11 +251,11 @@ class AgentSession:
         if report.status in ("completed", "failed", "stopped"):
             return schemas.RateLimitedStatus(**report.to_payload())
         with self.session_file.change() as state:
-            last_report = state.checks.get(run_id)
+            last_report = state.last_reports.get(run_id)
             if last_report is None:
                 remaining_s = 0.0
             else:
-                remaining_s = last_report.at + get_status_interval_s() - time.time()
+                remaining_s = last_report.reported_at + get_status_interval_s() - time.time()
             if (
                 last_report is not None
                 and remaining_s > 0
@@ -265,7 +265,9 @@ class AgentSession:
                     ValidationError
                 ):  # the report was written by another version
                     return views.build_rate_limited_status(last_report, remaining_s)
-            state.checks[run_id] = LastReport(at=time.time(), report=report.to_payload())
+            state.last_reports[run_id] = LastReport(
+                reported_at=time.time(), report=report.to_payload()
+            )
         return schemas.RateLimitedStatus(**report.to_payload())
 
     def get_live_status(self, run_id: str) -> RunStatus:
@@ -383,7 +385,7 @@ def _find_earlier_start(
             key is None
             and not allow_duplicate
             and start.draft == draft
-            and time.time() - start.at < DUPLICATE_WINDOW_S
+            and time.time() - start.started_at < DUPLICATE_WINDOW_S
         ):
             return start
     return None

@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
+from lachesis.base.renamed import make_key_renamer
 
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MAX_KEPT_STARTS = 1000
@@ -53,34 +54,42 @@ class Draft(BaseModel):
 
 
 class StartedRun(BaseModel):
-    """A run that this session has started; `at` is a Unix time."""
+    """A run that this session has started; `started_at` is a Unix time."""
+
+    _rename_keys = model_validator(mode="before")(make_key_renamer({"at": "started_at"}))
 
     run_id: str
     draft: Draft
-    at: float
+    started_at: float
     key: str | None = None
 
 
 class LastReport(BaseModel):
-    """Keep the last live report about one run."""
+    """Keep the last live report about one run; `reported_at` is a Unix time."""
 
-    at: float
+    _rename_keys = model_validator(mode="before")(make_key_renamer({"at": "reported_at"}))
+
+    reported_at: float
     report: dict[str, Any]
 
 
 class RequestedTest(BaseModel):
     """The last inference test: its options and its id."""
 
-    asked: dict[str, Any]
+    _rename_keys = model_validator(mode="before")(make_key_renamer({"asked": "request"}))
+
+    request: dict[str, Any]
     test_id: str
 
 
 class SessionState(BaseModel):
     """Everything that is kept of one session."""
 
+    _rename_keys = model_validator(mode="before")(make_key_renamer({"checks": "last_reports"}))
+
     draft: Draft | None = None
     starts: list[StartedRun] = []
-    checks: dict[str, LastReport] = {}
+    last_reports: dict[str, LastReport] = {}
     test: RequestedTest | None = None
 
 
@@ -155,10 +164,11 @@ class SessionFile:
     def write(self, state: SessionState) -> None:
         """Replace the file inside `change`, for what must be kept even if the process is killed."""
         state.starts = state.starts[-MAX_KEPT_STARTS:]
-        newest_run_ids = sorted(state.checks, key=lambda run_id: state.checks[run_id].at)[
-            -MAX_KEPT_REPORTS:
-        ]
-        state.checks = {run_id: state.checks[run_id] for run_id in newest_run_ids}
+        reports = state.last_reports
+        newest_run_ids = sorted(reports, key=lambda run_id: reports[run_id].reported_at)
+        state.last_reports = {
+            run_id: reports[run_id] for run_id in newest_run_ids[-MAX_KEPT_REPORTS:]
+        }
         write_private(self.file, state.model_dump_json(indent=2))
 
     @contextlib.contextmanager

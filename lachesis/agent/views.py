@@ -29,7 +29,7 @@ def build_rate_limited_status(
     last_report: LastReport, remaining_s: float
 ) -> schemas.RateLimitedStatus:
     """Return the last report again, with the time when a new one is due."""
-    next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.at)
+    next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.reported_at)
     return schemas.RateLimitedStatus(
         **last_report.report,
         rate_limited=True,

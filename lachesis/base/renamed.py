@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
 
 class RenamedWarning(FutureWarning):
@@ -26,3 +28,26 @@ def read_renamed_variable(new_name: str, old_name: str, default: str = "") -> st
         warn_renamed(old_name, new_name)
         return os.environ[old_name]
     return os.environ.get(new_name, default)
+
+
+def rename_keys(values: Any, new_names: Mapping[str, str]) -> Any:
+    """Return what a file of an earlier release holds with its keys called as they are now.
+
+    A key that stands there under both names keeps the value of the new one. What is not a mapping
+    is returned as it is.
+    """
+    if not isinstance(values, Mapping) or values.keys().isdisjoint(new_names):
+        return values
+    old_values = {
+        new: values[old] for old, new in new_names.items() if old in values and new not in values
+    }
+    return {key: value for key, value in values.items() if key not in new_names} | old_values
+
+
+def make_key_renamer(new_names: Mapping[str, str]) -> Callable[[Any], Any]:
+    """Return a function that renames keys, for a pydantic model to call before it validates."""
+
+    def rename(values: Any) -> Any:
+        return rename_keys(values, new_names)
+
+    return rename

@@ -2,7 +2,7 @@
 
     run FILE serve --config YAML          like `python FILE serve --config YAML`, with the patches
                                           of `lachesis.env_process.atropos_patches`
-    probe FILE SPEC process --config YAML run an inference test; see
+    inference-test FILE SPEC process --config YAML run an inference test; see
                                           `lachesis.env_process.inference_test`
     check FILE CLASS OUT --config YAML    run the stages of a validation that need no model; see
                                           `lachesis.env_process.stages`
@@ -91,7 +91,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     inference_server = atropos_patches.install_inference_token()
     if command == "run" and inference_server:
         evaluation_hooks.install_evaluation_hooks(inference_server[0])
-    if command == "probe":
+    if command == "inference-test":
         rollout_counters = inference_test.install_inference_test(
             json.loads(Path(options.pop(0)).read_text())
         )

@@ -58,11 +58,11 @@ class RolloutCounters:
             (
                 "items",
                 "groups",
-                "empty",
-                "raised",
+                "empty_groups",
+                "failed_groups",
                 "rollouts",
-                "invalid",
-                "dropped",
+                "invalid_rollouts",
+                "dropped_rollouts",
                 "requests",
                 "failed_requests",
                 "lost_requests",
@@ -82,7 +82,7 @@ class RolloutCounters:
         self.last_group_at: float | None = None
         self._lock = threading.Lock()
         if with_heartbeat:
-            threading.Thread(target=self._write_periodically, name="tally", daemon=True).start()
+            threading.Thread(target=self._write_periodically, name="counters", daemon=True).start()
 
     def snapshot(self) -> Json:
         """Return the counts.
@@ -99,10 +99,10 @@ class RolloutCounters:
         }
         process_fields: Json = {
             "errors": self.errors,
-            "zeros": self.zero_reasons,
-            "group_at": self.last_group_at,
+            "zero_reasons": self.zero_reasons,
+            "last_group_at": self.last_group_at,
             "pid": os.getpid(),
-            "at": time.time(),
+            "written_at": time.time(),
         }
         if self.per_group is not None:
             process_fields |= {"per_group": self.per_group, "failure": self.failure}
@@ -214,7 +214,7 @@ class _WorkCounter:
                 group, backlog = await collect()
         except Exception as error:
             problem = error
-            counters.counts["raised"] += 1
+            counters.counts["failed_groups"] += 1
             # An endpoint that fails is no property of the item, so the test must not go on.
             if self.max_unusable_groups is None or is_endpoint_error(error):
                 counters.count_exception(error)
@@ -270,7 +270,7 @@ def _install_dropped_counter(counters: RolloutCounters, cls: type[BaseEnv]) -> N
         try:
             return await handle_send(self, scored_data, *values, **options)
         finally:
-            counters.counts["dropped"] += max(
+            counters.counts["dropped_rollouts"] += max(
                 0, _count_rollouts(scored_data) - sum(sent_sizes.get())
             )
             sent_sizes.reset(token)
@@ -307,15 +307,15 @@ def _count_group(
     not a fault.
     """
     if problem is not None:
-        counters.counts["invalid"] += group_size
+        counters.counts["invalid_rollouts"] += group_size
         if isinstance(problem, Exception):
             counters.count_exception(problem)
         else:
             counters.count_error(problem)
         return None
     if not group:
-        counters.counts["empty"] += 1
-        counters.counts["dropped"] += group_size
+        counters.counts["empty_groups"] += 1
+        counters.counts["dropped_rollouts"] += group_size
         return None
     # Atropos accepts one group or a list of them.
     groups = group if isinstance(group, list) else [group]
@@ -328,11 +328,11 @@ def _count_group(
     for reason in _list_marked_reasons(group, "zero"):
         count_reason(counters.zero_reasons, reason[:120], max_kinds=MAX_ZERO_REASONS)
     if invalid_scores:
-        counters.counts["invalid"] += rollouts
+        counters.counts["invalid_rollouts"] += rollouts
         counters.count_error(f"a score is {invalid_scores[0]!r}, which is not a finite number")
         return None
     counters.counts["groups"] += len(groups)
-    counters.counts["invalid"] += len(_list_marked_reasons(group, "invalid"))
+    counters.counts["invalid_rollouts"] += len(_list_marked_reasons(group, "invalid"))
     counters.counts["rollouts"] += rollouts - len(_list_marked_reasons(group, "invalid"))
     counters.last_group_at = time.time()
     return group

@@ -1,7 +1,7 @@
 """Track how far an environment is in its items, so that a resumed run continues after the last one.
 
-`cursor.txt` has one line per sent group, in order: the number of items that were finished by then.
-A checkpoint holds the number of groups that training had received, and thereby the line that
+`position.txt` has one line per sent group, in order: the number of items that were finished by
+then. A checkpoint holds the number of groups that training had received, and thereby the line that
 counts. A resumed environment yields its items as at the start of the run and skips that many;
 queued items and those in progress are sampled again from the newer weights. An environment with
 checkpoints of its own (Atropos' `save_checkpoint`) uses those; one with a method `seek(position)`

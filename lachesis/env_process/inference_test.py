@@ -1,12 +1,13 @@
 """Add to an environment's `process` command what an inference test needs.
 
-    python -m lachesis.env_process probe FILE SPEC process --config YAML
+    python -m lachesis.env_process inference-test FILE SPEC process --config YAML
 
-SPEC is a JSON file with `out`, `tally`, `samples`, `prompts`, `max_tokens` and `temperature`. An
-exception of the environment costs one group and is counted; if no groups come at all, the process
-ends instead of trying forever. With prompts, each is answered and scored by the environment's own
-verifier. The item for a prompt comes from the environment's method `item_from_prompt(prompt)` if it
-has one, else it is searched among the results of `get_next_item()`.
+SPEC is a JSON file with `output`, `counters`, `samples`, `prompts`, `max_tokens` and `temperature`.
+An exception of the environment costs one group and is counted; if no groups come at all, the
+process ends instead of trying forever. With prompts, each is answered and scored by the
+environment's own verifier. The item for a prompt comes from the environment's method
+`item_from_prompt(prompt)` if it has one, else it is searched among the results of
+`get_next_item()`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
-    rollout_counters = counters.RolloutCounters(Path(spec["tally"]))
+    rollout_counters = counters.RolloutCounters(Path(spec["counters"]))
     rollout_counters.per_group = []
     request_counters.install_request_counters(rollout_counters)
     sampling_overrides = {
@@ -131,7 +132,7 @@ def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
                 if item is None
                 else _score_item(self, item, sampled_answers.texts)
             )
-            _append_json_line(Path(spec["out"]), {"prompt": prompt, **result})
+            _append_json_line(Path(spec["output"]), {"prompt": prompt, **result})
 
     return process_manager
 

@@ -149,7 +149,7 @@ def _describe_mixture(record: RunRecord, config: RunConfig) -> tuple[str, ...]:
     return tuple(
         f"{_format_environment(name, code.environment_file)}="
         f"{config.env.mixture.get(name, {}).get('weight', 1)}"
-        for name, code in record.mixture.items()
+        for name, code in record.additional_environments.items()
     )
 
 

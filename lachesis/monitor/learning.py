@@ -117,7 +117,7 @@ def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
 def find_only_dropped_groups(history: RunHistory) -> Finding | None:
     """Find an environment that drops all of its groups, so that no batch can be made."""
     facts = history.facts
-    dropped = float(facts.environment_counts.get("dropped") or 0)
+    dropped = float(facts.environment_counts.get("dropped_rollouts") or 0)
     if (
         history.last_steps
         or not facts.batch_size

@@ -5,22 +5,35 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from lachesis.base.errors import StorageError
 from lachesis.base.files import write_private
 from lachesis.base.host_clock import is_same_boot, read_boot_id
+from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import iso_to_unix_s
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
+# Names of fields in the files of 0.1.0.
+RENAMED_KEYS = {
+    "stalled": "reported_stall",
+    "judged": "reported_health",
+    "held_since": "stopping_since",
+    "ahead_s": "clock_offset_s",
+    "set_at": "clock_changed_at",
+    "boot": "boot_id",
+    "final": "is_complete",
+}
+
 
 class MonitorMemory(BaseModel):
     """What the monitor remembers of one run during one attempt."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     flow_run_id: str | None = None
     attempt: int = 1
@@ -29,21 +42,25 @@ class MonitorMemory(BaseModel):
     """
     silent_since: dict[str, float] = {}
     """Since when each silent service has not answered, as a Unix time."""
-    stalled: str | None = None
+    reported_stall: str | None = None
     """The part of the stall that was already reported."""
-    judged: str | None = None
+    reported_health: str | None = None
+    """The word of the judgement that was already reported."""
     trend: Trend = Trend()
     """The sums over the run's steps."""
-    held_since: float | None = None
-    ahead_s: float | None = None
+    stopping_since: float | None = None
+    """Monotonic time since which the run's flow waits to be stopped."""
+    clock_offset_s: float | None = None
     """Seconds between the wall clock and the monotonic clock at the previous tick."""
-    set_at: float | None = None
+    clock_changed_at: float | None = None
     """Monotonic time at which that difference was seen to change."""
-    boot: str | None = None
-    """The boot of the host that `held_since`, `ahead_s` and `set_at` belong to."""
+    boot_id: str | None = None
+    """The boot of the host that `stopping_since`, `clock_offset_s` and `clock_changed_at` belong
+    to.
+    """
     artifacts: dict[str, str] = {}
     published_at: float = 0.0
-    final: bool = False
+    is_complete: bool = False
     """Whether the run has ended, its last report is published, and nothing of it is left to clean
     up.
     """
@@ -53,21 +70,21 @@ def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemo
     """Return the memory of the previous tick; with `record`, an empty one if it is of another
     attempt.
     """
-    boot = read_boot_id()
+    boot_id = read_boot_id()
     try:
         memory = MonitorMemory.model_validate_json(_get_memory_path(run_dir).read_bytes())
     except (OSError, ValidationError):
-        memory = MonitorMemory(boot=boot)
-    if memory.boot is None or not is_same_boot(
-        memory.boot, boot
-    ):  # the host was restarted, so its monotonic clock started again
-        memory.held_since, memory.ahead_s, memory.set_at, memory.boot = None, None, None, boot
+        memory = MonitorMemory(boot_id=boot_id)
+    # After a restart of the host its monotonic clock begins again.
+    if memory.boot_id is None or not is_same_boot(memory.boot_id, boot_id):
+        memory.stopping_since = memory.clock_offset_s = memory.clock_changed_at = None
+        memory.boot_id = boot_id
     if record is None:
         return memory
     current_attempt = (record.flow_run_id, record.attempt)
     if (memory.flow_run_id, memory.attempt) == current_attempt:
         return memory
-    return MonitorMemory(flow_run_id=record.flow_run_id, attempt=record.attempt, boot=boot)
+    return MonitorMemory(flow_run_id=record.flow_run_id, attempt=record.attempt, boot_id=boot_id)
 
 
 def save_memory(run_dir: RunDir, memory: MonitorMemory) -> None:

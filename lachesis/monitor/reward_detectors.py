@@ -65,7 +65,7 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
         return None
     if trend.last_step <= EARLY_RUN_SHARE * total or trend.num_steps < WINDOW:
         return None
-    level = statistics.fmean(trend.recent)
+    level = statistics.fmean(trend.recent_rewards)
     if level >= SOLVED_REWARD:
         return None
     max_rise = max(0.0, rise.compute_max_rise(total))

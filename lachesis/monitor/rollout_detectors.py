@@ -33,7 +33,7 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
         compute_recent_mean(history.last_steps, "reward/mean") or 0.0,
     )
     has_no_signal = (
-        history.trend.silent_steps >= min(len(zero_signal_shares), MIN_JUDGED_STEPS)
+        history.trend.zero_signal_steps >= min(len(zero_signal_shares), MIN_JUDGED_STEPS)
         and min(zero_signal_shares, default=0.0) == 1.0
     )
     is_mostly_zero_signal = (
@@ -47,7 +47,7 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
         reward - (compute_recent_mean(history.first_steps, "reward/mean") or 0.0) > MIN_LEVEL_CHANGE
     )
     has_fallen = history.trend.best is not None and history.trend.best - reward > MIN_LEVEL_CHANGE
-    has_lasted = history.trend.silent_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or has_fallen
+    has_lasted = history.trend.zero_signal_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or has_fallen
     is_broken = has_no_signal and len(zero_signal_shares) >= WINDOW and has_lasted and not has_risen
     return Finding(
         word="broken" if is_broken else "suspect",
@@ -128,7 +128,7 @@ def find_invalid_rollouts(history: RunHistory) -> Finding | None:
 def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
     """Return the number of rollouts without a usable score since the last step, and their share."""
     counts, trend = history.facts.environment_counts, history.trend
-    invalid = max(0.0, float(counts.get("invalid") or 0) - trend.invalid)
+    invalid = max(0.0, float(counts.get("invalid_rollouts") or 0) - trend.invalid)
     valid = max(0.0, float(counts.get("rollouts") or 0) - trend.rollouts)
     return invalid, invalid / max(1.0, invalid + valid)
 

@@ -91,7 +91,7 @@ def _find_stopped_process(observation: Observation, silent_since: dict[str, floa
         return None
     first_stopped = stopped[0]
     if get_service_role(first_stopped) == "environment":
-        since = (observation.environment_counts or {}).get("at")
+        since = (observation.environment_counts or {}).get("written_at")
     else:
         since = silent_since.get(first_stopped)
     pid_by_name = {"flow": observation.record.flow_pid} | {
@@ -133,11 +133,11 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
     counts = observation.environment_counts
     if phase == "rollouts" and counts:
         # The process writes its counts every two seconds, whatever it is waiting for.
-        silent_s = observation.observed_at - counts["at"]
+        silent_s = observation.observed_at - counts["written_at"]
         if silent_s > observation.limits.stall_after_s:
             return _make_stall(
                 "environment",
-                counts["at"],
+                counts["written_at"],
                 f"{waiting_text}; its process has shown no sign of life for {silent_s:.0f} s",
             )
     if waited_s < _compute_patience_s(observation, phase):
@@ -188,7 +188,7 @@ def _explain_missing_batch(observation: Observation, since: float, waiting_text:
 def _explain_missing_groups(
     observation: Observation, counts: Json, since: float, waiting_text: str, max_wait_s: float
 ) -> Stall:
-    last_group_at, api_counts = counts.get("group_at"), observation.api_counts or {}
+    last_group_at, api_counts = counts.get("last_group_at"), observation.api_counts or {}
     if api_counts.get("refused"):
         return _make_stall(
             "API queue",
@@ -233,7 +233,7 @@ def _explain_unused_groups(
             f"{requirement}",
         )
     text = f"{waiting_text}, while the environment makes groups"
-    if dropped := counts.get("dropped"):
+    if dropped := counts.get("dropped_rollouts"):
         text += f"; {dropped:.0f} rollouts were dropped for their length, size or equal scores"
     return _make_stall("rollouts", since, text)
 

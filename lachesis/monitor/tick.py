@@ -96,10 +96,10 @@ class Monitor:
         for watched in watched_runs:
             is_over = (
                 watched.record.has_ended
-                and not watched.record.resume_wanted
+                and not watched.record.resume_requested
                 and not watched.observation.run_dir.is_alive()
             )
-            watched.memory.final = is_over and (
+            watched.memory.is_complete = is_over and (
                 watched.is_published or watched.record.flow_run_id is None
             )
             self._save_memory(watched)
@@ -136,8 +136,8 @@ class Monitor:
         is_recent = (
             record.ended_at is not None and seconds_between(record.ended_at) < WATCH_AFTER_END_S
         )
-        return record.resume_wanted or (
-            is_recent and not load_memory(self.store.dir(record.run_id)).final
+        return record.resume_requested or (
+            is_recent and not load_memory(self.store.dir(record.run_id)).is_complete
         )
 
     # --- judge
@@ -183,7 +183,7 @@ class Monitor:
                 and observation.limits.on_crash == "resume"
                 and record.auto_resumes < MAX_AUTO_RESUMES
             )
-            if record.resume_wanted or should_resume:
+            if record.resume_requested or should_resume:
                 self._resume_run(watched)
         elif record.status == "running":
             exceeded_budget = find_exceeded_budget(observation.limits, observation.budget_usage)
@@ -206,7 +206,7 @@ class Monitor:
         submit.cancel_run(self.store, watched.record, reason)
         # set afterwards: a run whose stop was not requested must not be resumed later
         if should_resume:
-            self.store.update(watched.record.run_id, resume_wanted=True)
+            self.store.update(watched.record.run_id, resume_requested=True)
         watched.messages.append(
             f"asked to save a checkpoint and end{', then to go on' if should_resume else ''}: "
             f"{reason}"
@@ -229,7 +229,7 @@ class Monitor:
         if self.store.dir(record.run_id).is_alive():
             return
         if record.status == "completed":
-            self.store.update(record.run_id, resume_wanted=False)
+            self.store.update(record.run_id, resume_requested=False)
             return
         num_resumes = record.auto_resumes + 1
         newest_checkpoint = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
@@ -244,8 +244,8 @@ class Monitor:
 
     def _end_stuck_processes(self, watched: WatchedRun) -> None:
         """End the processes of a run that takes longer to stop than any of its services may."""
-        watched.memory.held_since = watched.memory.held_since or time.monotonic()
-        if time.monotonic() - watched.memory.held_since > MAX_STOPPING_S:
+        watched.memory.stopping_since = watched.memory.stopping_since or time.monotonic()
+        if time.monotonic() - watched.memory.stopping_since > MAX_STOPPING_S:
             run_dir = watched.observation.run_dir
             # another program, such as a backup, may have opened the file
             flow_processes = set(cleanup.find_flow_processes(self.store.home))
@@ -296,17 +296,20 @@ class Monitor:
     def _emit_changes(self, watched: WatchedRun) -> None:
         """Emit events for Prefect automations, once per stall and once per judgement."""
         stalled_part = watched.stall.part if watched.stall else None
-        if stalled_part and stalled_part != watched.memory.stalled:
+        if stalled_part and stalled_part != watched.memory.reported_stall:
             self._emit_event(
                 watched, "stalled", watched.stall.model_dump() if watched.stall else {}
             )
             watched.messages.append(
                 f"stalled in {stalled_part}: {watched.stall.evidence if watched.stall else ''}"
             )
-        if watched.health.word == "broken" and watched.memory.judged != "broken":
+        if watched.health.word == "broken" and watched.memory.reported_health != "broken":
             self._emit_event(watched, "broken", watched.health.model_dump())
             watched.messages.append(f"learning is broken: {watched.health.evidence[0]}")
-        watched.memory.stalled, watched.memory.judged = stalled_part, watched.health.word
+        watched.memory.reported_stall, watched.memory.reported_health = (
+            stalled_part,
+            watched.health.word,
+        )
 
     def _emit_event(self, watched: WatchedRun, event: str, payload: Json) -> None:
         record = watched.record
@@ -340,7 +343,13 @@ def _has_clock_changed(memory: MonitorMemory, patience_s: float) -> bool:
     later ones.
     """
     monotonic_s, clock_offset_s = time.monotonic(), time.time() - time.monotonic()
-    if memory.ahead_s is not None and abs(clock_offset_s - memory.ahead_s) > MIN_CLOCK_JUMP_S:
-        memory.set_at, memory.silent_since = monotonic_s, {}
-    memory.ahead_s = clock_offset_s
-    return memory.set_at is not None and 0 <= monotonic_s - memory.set_at < patience_s
+    if (
+        memory.clock_offset_s is not None
+        and abs(clock_offset_s - memory.clock_offset_s) > MIN_CLOCK_JUMP_S
+    ):
+        memory.clock_changed_at, memory.silent_since = monotonic_s, {}
+    memory.clock_offset_s = clock_offset_s
+    return (
+        memory.clock_changed_at is not None
+        and 0 <= monotonic_s - memory.clock_changed_at < patience_s
+    )

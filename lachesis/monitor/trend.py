@@ -17,7 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from lachesis.base.renamed import make_key_renamer
 
 Step = dict[str, Any]
 # Steps of the windows at the start, at the end, and of the best mean reward.
@@ -89,10 +91,23 @@ class RewardRise:
         return (self.slope + self.t_quantile * self.standard_error) * steps
 
 
+# Names of fields in the files of 0.1.0.
+RENAMED_KEYS = {
+    "first": "first_rewards",
+    "recent": "recent_rewards",
+    "noise": "noise_sum",
+    "parts": "noise_differences",
+    "last_part": "last_part_mean",
+    "silent_steps": "zero_signal_steps",
+    "silent_rollouts": "zero_signal_rollouts",
+}
+
+
 class Trend(BaseModel):
     """Sums over all steps of a run, in a fixed size."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     position: int = 0
     """Bytes of the metrics file that were read so far."""
@@ -103,23 +118,25 @@ class Trend(BaseModel):
     """Per block of successive steps: the number of steps, the sum of the step numbers, and the sum
     of their rewards.
     """
-    first: list[float] = []
+    first_rewards: list[float] = []
     """Rewards of the first `WINDOW` steps."""
-    recent: list[float] = []
+    recent_rewards: list[float] = []
     """Rewards of the last `WINDOW` steps."""
     best: float | None = None
     """Highest mean reward of a window."""
     best_step: int = 0
     """Last step of that window."""
-    noise: float = 0.0
+    noise_sum: float = 0.0
     """Sum of the squared differences between the means of successive parts."""
-    parts: int = 0
-    last_part: float | None = None
+    noise_differences: int = 0
+    """Number of those differences."""
+    last_part_mean: float | None = None
+    """Mean reward of the newest part."""
     peak_rate: float = 0.0
     """Highest learning rate of an update."""
-    silent_steps: int = 0
+    zero_signal_steps: int = 0
     """Steps without a gradient since the last step that had one."""
-    silent_rollouts: int = 0
+    zero_signal_rollouts: int = 0
     rollouts: int = 0
     """Rollouts that this attempt has trained on or dropped."""
     invalid: int = 0
@@ -151,15 +168,15 @@ class Trend(BaseModel):
 
     def _count_zero_signal(self, step: Step) -> None:
         if step.get("batch/zero_signal_share") == 1.0:
-            self.silent_steps += 1
-            self.silent_rollouts += int(step.get("batch/rollouts") or 0)
+            self.zero_signal_steps += 1
+            self.zero_signal_rollouts += int(step.get("batch/rollouts") or 0)
         else:
-            self.silent_steps = self.silent_rollouts = 0
+            self.zero_signal_steps = self.zero_signal_rollouts = 0
 
     def _add_reward(self, step: int, reward: float) -> None:
-        if len(self.first) < WINDOW:
-            self.first.append(reward)
-        self.recent = [*self.recent[-(WINDOW - 1) :], reward]
+        if len(self.first_rewards) < WINDOW:
+            self.first_rewards.append(reward)
+        self.recent_rewards = [*self.recent_rewards[-(WINDOW - 1) :], reward]
         count, steps, rewards = self.blocks[-1] if self.blocks else (self.block_steps, 0.0, 0.0)
         if count < self.block_steps:
             self.blocks[-1] = (count + 1, steps + step, rewards + reward)
@@ -177,28 +194,28 @@ class Trend(BaseModel):
         """Update the noise after each part, and the best window after each half window."""
         count = self.num_steps
         if count % NOISE_PART_STEPS == 0:
-            part = statistics.fmean(self.recent[-NOISE_PART_STEPS:])
-            if self.last_part is not None:
-                self.noise += (part - self.last_part) ** 2
-                self.parts += 1
-            self.last_part = part
+            part = statistics.fmean(self.recent_rewards[-NOISE_PART_STEPS:])
+            if self.last_part_mean is not None:
+                self.noise_sum += (part - self.last_part_mean) ** 2
+                self.noise_differences += 1
+            self.last_part_mean = part
         if count >= WINDOW and count % (WINDOW // 2) == 0:
-            mean = statistics.fmean(self.recent)
+            mean = statistics.fmean(self.recent_rewards)
             if self.best is None or mean > self.best:
                 self.best, self.best_step = mean, step
 
     def _add_held_out(self, step: Step) -> None:
         share, low, high = (step.get(f"eval/{name}") for name in ("percent_correct", "low", "high"))
-        if share is None or low is None or high is None or not self.recent:
+        if share is None or low is None or high is None or not self.recent_rewards:
             return
         evaluated_step = step.get("eval/step")
         point = HeldOutTrendPoint(
             step=int(step["step"] if evaluated_step is None else evaluated_step),
             share=share,
             error=max((high - low) / (2 * 1.96), 1e-6),
-            reward=statistics.fmean(self.recent),
+            reward=statistics.fmean(self.recent_rewards),
             reward_error=max(
-                statistics.pstdev(self.recent) / math.sqrt(len(self.recent)),
+                statistics.pstdev(self.recent_rewards) / math.sqrt(len(self.recent_rewards)),
                 self.window_standard_error,
             ),
         )
@@ -216,8 +233,10 @@ class Trend(BaseModel):
     @property
     def window_standard_error(self) -> float:
         """Return the standard error of a window's mean reward, from how successive parts differ."""
-        if self.parts:
-            return math.sqrt(self.noise / (2 * self.parts) * NOISE_PART_STEPS / WINDOW)
+        if self.noise_differences:
+            return math.sqrt(
+                self.noise_sum / (2 * self.noise_differences) * NOISE_PART_STEPS / WINDOW
+            )
         return 0.0
 
     def estimate_rise(self) -> RewardRise | None:
@@ -233,9 +252,10 @@ class Trend(BaseModel):
             / 2
         )
         last_third = _merge_blocks(bins[-max(1, len(bins) // 3) :])
-        difference = last_third[2] / last_third[0] - statistics.fmean(self.first)
+        difference = last_third[2] / last_third[0] - statistics.fmean(self.first_rewards)
         contrast_error = math.sqrt(
-            max(bin_variance * steps_per_bin, 1e-12) * (1 / last_third[0] + 1 / len(self.first))
+            max(bin_variance * steps_per_bin, 1e-12)
+            * (1 / last_third[0] + 1 / len(self.first_rewards))
         )
         return RewardRise(
             self.num_steps,

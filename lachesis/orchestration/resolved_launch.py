@@ -179,7 +179,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         batch_size=config.env.batch_size,
         seed=config.tinker.seed,
         fingerprint=fingerprint,
-        mixture=_describe_additional_environments(launch),
+        additional_environments=_describe_additional_environments(launch),
         forecast=forecast.model_dump(mode="json") if forecast else None,
         require_validation=launch.request.require_validation,
         wandb_project=config.tinker.wandb_project,

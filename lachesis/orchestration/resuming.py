@@ -31,7 +31,7 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "phase": "queued",
         "error": None,
         "stop_reason": None,
-        "resume_wanted": False,
+        "resume_requested": False,
         "resumed": None,
         "health": None,
         "attempt": record.attempt + 1,
@@ -40,9 +40,9 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "ended_at": None,
         "earlier_hours": record.earlier_hours
         + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
-        "began_s": None,
-        "boot": None,
-        "took_s": None,
+        "began_monotonic_s": None,
+        "boot_id": None,
+        "attempt_duration_s": None,
         "queued_at": now_iso(),
         # the previous attempt's flow run has ended; that says nothing about this attempt
         "flow_run_id": None,

@@ -32,7 +32,7 @@ def record_suspension(store: RunStore, record: RunRecord) -> RunRecord:
     """Record that this attempt was suspended, unless it had another reason to end."""
     if record.stop_reason is not None:
         return record
-    changes = {"stop_reason": SUSPENDED, "resume_wanted": False}
+    changes = {"stop_reason": SUSPENDED, "resume_requested": False}
     return store.update(record.run_id, if_attempt=record.attempt, **changes)
 
 

@@ -275,13 +275,13 @@ def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
     counts = read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
     reasons = {
         "invalid_reasons": counts.get("errors") or {},
-        "zero_reasons": counts.get("zeros") or {},
+        "zero_reasons": counts.get("zero_reasons") or {},
     }
     if not any(reasons.values()):
         return None
     return {
         "scored": int(counts.get("rollouts", 0)),
-        "invalid": int(counts.get("invalid", 0)),
+        "invalid": int(counts.get("invalid_rollouts", 0)),
         **reasons,
     }
 

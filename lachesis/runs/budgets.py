@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from lachesis.base.renamed import rename_keys
 from lachesis.config.schema import LimitsSection
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
@@ -41,6 +42,8 @@ def read_spent_file(file: Path) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     if isinstance(content, dict):
+        # Release 0.1.0 called the cost `cost`.
+        content = rename_keys(content, {"cost": "cost_usd"})
         return {key: value for key, value in content.items() if isinstance(value, int | float)}
     return {}
 
@@ -67,7 +70,7 @@ def compute_budget_usage(
         sum(last_line.get(f"tokens/{kind}_total") or 0 for kind in TOKEN_KINDS),
         sum(saved_values.get(k, 0) for k in TOKEN_KINDS),
     ]
-    costs = [live_values.get("cost_usd"), last_line.get("cost/total"), saved_values.get("cost")]
+    costs = [live_values.get("cost_usd"), last_line.get("cost/total"), saved_values.get("cost_usd")]
     known_costs = [cost for cost in costs if cost is not None]
     hours = round(record.earlier_hours + get_attempt_duration_s(record) / 3600, 4)
     return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(known_costs, default=None))

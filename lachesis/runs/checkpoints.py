@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from lachesis.base.errors import CheckpointError, RunStateError, shorten
 from lachesis.base.files import storage_errors, write_private
+from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import now_iso
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,14 @@ class HeldOutResult(BaseModel):
     """Step of the weights that were evaluated."""
 
 
+# Names of fields in the manifests of 0.1.0.
+RENAMED_KEYS = {
+    "final": "is_final",
+    "borrowed": "is_forked",
+    "mixture": "groups_by_environment",
+}
+
+
 class Manifest(BaseModel):
     """Describe one checkpoint.
 
@@ -74,16 +83,17 @@ class Manifest(BaseModel):
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     step: int
     state: str
     sampler_weights: str
-    final: bool = False
-    borrowed: bool = False
+    is_final: bool = False
+    is_forked: bool = False
     """Whether it belongs to another run, from which this one was started."""
     groups: int = 0
     """Number of groups that training had received by then, over all attempts."""
-    mixture: dict[str, int] = {}
+    groups_by_environment: dict[str, int] = {}
     """Number of those groups from each environment, if there are several."""
     reward: float | None = None
     """Mean reward of the steps since the previous checkpoint."""
@@ -102,7 +112,7 @@ class Manifest(BaseModel):
         """Return how many groups training had received from each of the run's environments."""
         names = list(environments)
         if len(names) > 1:
-            return {name: self.mixture.get(name, 0) for name in names}
+            return {name: self.groups_by_environment.get(name, 0) for name in names}
         return {names[0]: self.groups}
 
 
@@ -322,7 +332,7 @@ class Checkpoints:
             *(
                 candidate
                 for candidate in manifests
-                if candidate.final or candidate.borrowed or candidate.step == spared_step
+                if candidate.is_final or candidate.is_forked or candidate.step == spared_step
             ),
         )
         return [

@@ -5,9 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 from lachesis.base.failure_reasons import merge_counts
 from lachesis.base.json_text import Json
+from lachesis.base.renamed import rename_keys
+
+# Names of counts in the files of 0.1.0.
+RENAMED_KEYS = {
+    "at": "written_at",
+    "dropped": "dropped_rollouts",
+    "empty": "empty_groups",
+    "group_at": "last_group_at",
+    "invalid": "invalid_rollouts",
+    "raised": "failed_groups",
+    "zeros": "zero_reasons",
+}
 
 
 def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
@@ -18,7 +31,8 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
         return None
     if not isinstance(counts, dict):
         return None
-    written_at = counts.get("at")
+    counts = cast(Json, rename_keys(counts, RENAMED_KEYS))
+    written_at = counts.get("written_at")
     if isinstance(written_at, int | float) and written_at >= since:
         return counts
     return None
@@ -36,14 +50,14 @@ def read_all_counts(files: Iterable[Path], *, since: float = 0.0) -> Json | None
         if all_counts:
             return all_counts[0]
         return None
-    merged: Json = {"errors": {}, "zeros": {}}
+    merged: Json = {"errors": {}, "zero_reasons": {}}
     for counts in all_counts:
         for key, value in counts.items():
-            if key in ("errors", "zeros"):
+            if key in ("errors", "zero_reasons"):
                 merge_counts(merged[key], value)
-            elif value is not None and (key == "at" or key.endswith("_since")):
+            elif value is not None and (key == "written_at" or key.endswith("_since")):
                 merged[key] = min(merged.get(key, value), value)
-            elif value is not None and key == "group_at":
+            elif value is not None and key == "last_group_at":
                 merged[key] = max(merged.get(key, value), value)
             elif isinstance(value, int | float) and key != "pid":
                 merged[key] = merged.get(key, 0) + value

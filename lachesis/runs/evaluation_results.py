@@ -23,7 +23,8 @@ def build_run_curve(
     The evaluation after training is the last point. The one before training is the first point if
     training began with the base model.
     """
-    has_sft = (run_dir.path / "supervised.json").exists()
+    # Release 0.1.0 called the file `supervised.json`.
+    has_sft = any((run_dir.path / name).exists() for name in ("sft.json", "supervised.json"))
     return build_whole_curve(
         steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft
     )
@@ -77,7 +78,7 @@ def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint
 def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
     """Return the metrics of each environment's evaluations before and after training, by name."""
     evaluations = dict(record.evaluation)
-    for name in record.mixture:
+    for name in record.additional_environments:
         prefix = f"{to_safe_name(name)}/"
         for moment, metrics in record.evaluation.items():
             own_metrics = {

@@ -73,7 +73,7 @@ class ForkSource:
             # Not the counts and the results, which belong to the other run.
             include={"state", "sampler_weights", "reference", "probes"}
         )
-        Checkpoints(run_dir.checkpoints).write(Manifest(step=0, borrowed=True, **copied_fields))
+        Checkpoints(run_dir.checkpoints).write(Manifest(step=0, is_forked=True, **copied_fields))
 
 
 def find_source(store: RunStore, reference: str) -> ForkSource:

@@ -44,7 +44,7 @@ class DeadEnvironment:
 
 def has_usable_groups(counts: Json) -> bool:
     """Return whether an environment made a usable rollout, or dropped a group itself."""
-    return bool(counts.get("rollouts") or counts.get("empty"))
+    return bool(counts.get("rollouts") or counts.get("empty_groups"))
 
 
 def count_invalid_groups(counts: Json, group_size: int) -> int:
@@ -60,7 +60,10 @@ def count_invalid_groups(counts: Json, group_size: int) -> int:
     """
     if has_usable_groups(counts):
         return 0
-    invalid = int(counts.get("raised") or 0) + int(counts.get("invalid") or 0) // group_size
+    invalid = (
+        int(counts.get("failed_groups") or 0)
+        + int(counts.get("invalid_rollouts") or 0) // group_size
+    )
     return max(0, invalid - int(counts.get("lost_requests") or 0))
 
 

@@ -45,7 +45,12 @@ class RunDir:
         """Return the file of an environment's position; see
         `lachesis.env_process.dataset_position`.
         """
-        return self.path / f"cursor{service.removeprefix('environment')}.txt"
+        suffix = service.removeprefix("environment")
+        # A run that 0.1.0 has started goes on with the file that it has.
+        old_file = self.path / f"cursor{suffix}.txt"
+        if old_file.exists():
+            return old_file
+        return self.path / f"position{suffix}.txt"
 
     @property
     def counters_files(self) -> list[Path]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lachesis.base.host_clock import ClockReading, is_same_boot, read_clocks
+from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import IsoTime, iso_to_unix_s, now_iso, seconds_between
 
 RunStatusName = Literal[
@@ -37,10 +38,21 @@ class AdditionalEnvironment(BaseModel):
     fingerprint: str
 
 
+# Names of fields in the records of 0.1.0.
+RENAMED_KEYS = {
+    "took_s": "attempt_duration_s",
+    "began_s": "began_monotonic_s",
+    "boot": "boot_id",
+    "resume_wanted": "resume_requested",
+    "mixture": "additional_environments",
+}
+
+
 class RunRecord(BaseModel):
     """Hold what is known about a run; times are UTC in ISO 8601."""
 
     model_config = ConfigDict(protected_namespaces=())
+    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     run_id: str
     environment: str
@@ -52,7 +64,7 @@ class RunRecord(BaseModel):
     seed: int
     fingerprint: str = ""
     """Hash of the environment's code at the start; see `lachesis.catalog.fingerprint`."""
-    mixture: dict[str, AdditionalEnvironment] = {}
+    additional_environments: dict[str, AdditionalEnvironment] = {}
     """The run's further environments, by name."""
     forecast: dict[str, Any] | None = None
     """The forecast of a validation of the same code."""
@@ -64,7 +76,7 @@ class RunRecord(BaseModel):
     error: str | None = None
     stop_reason: str | None = None
     """Why the run was asked to end; set before it ends."""
-    resume_wanted: bool = False
+    resume_requested: bool = False
     """Whether the monitor resumes the run once it has ended."""
     auto_resumes: int = 0
     failed_service: str | None = None
@@ -79,11 +91,13 @@ class RunRecord(BaseModel):
     """Hours of all earlier attempts."""
     healthy_at: IsoTime | None = None
     ended_at: IsoTime | None = None
-    began_s: float | None = None
+    began_monotonic_s: float | None = None
     """The host's monotonic clock when this attempt began; setting the time does not change it."""
-    boot: str | None = None
-    """The boot of the host that `began_s` belongs to; None in records of an older release."""
-    took_s: float | None = None
+    boot_id: str | None = None
+    """The boot of the host that `began_monotonic_s` belongs to; None in records of an older
+    release.
+    """
+    attempt_duration_s: float | None = None
     """Duration of this attempt in seconds, once it has ended."""
     attempt: int = 1
     wandb_project: str
@@ -141,7 +155,10 @@ class RunRecord(BaseModel):
         """Return the files of all environments of the run by name, the first one first."""
         return {
             self.environment: self.environment_file,
-            **{name: environment.environment_file for name, environment in self.mixture.items()},
+            **{
+                name: environment.environment_file
+                for name, environment in self.additional_environments.items()
+            },
         }
 
 
@@ -168,18 +185,18 @@ def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None
         record: The run.
         clocks: The clocks of this host; by default they are read now.
     """
-    if record.took_s is not None or record.started_at is None:
-        return record.took_s or 0.0
+    if record.attempt_duration_s is not None or record.started_at is None:
+        return record.attempt_duration_s or 0.0
     if record.has_ended:
         return max(0.0, seconds_between(record.started_at, record.ended_at))
     clocks = clocks or read_clocks()
     by_calendar = (clocks.now - datetime.fromisoformat(record.started_at)).total_seconds()
-    if record.began_s is None:
+    if record.began_monotonic_s is None:
         by_clock = -1.0
     else:
-        by_clock = clocks.monotonic_s - record.began_s
-    if record.boot is None:
+        by_clock = clocks.monotonic_s - record.began_monotonic_s
+    if record.boot_id is None:
         return max(0.0, by_clock, by_calendar)
-    if by_clock >= 0 and is_same_boot(record.boot, clocks.boot):
+    if by_clock >= 0 and is_same_boot(record.boot_id, clocks.boot):
         return by_clock
     return max(0.0, by_calendar)

@@ -148,7 +148,7 @@ class RunStore:
             }
             end_fields |= {
                 "services": mark_services_exited(record.services),
-                "took_s": self._estimate_attempt_s(record),
+                "attempt_duration_s": self._estimate_attempt_s(record),
             }
             record = record.model_copy(update=end_fields)
             write_private(self.dir(run_id).record, record.model_dump_json(indent=2))

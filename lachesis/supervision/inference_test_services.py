@@ -92,7 +92,7 @@ def make_inference_test_spec(
     program = [*make_python_command(file), "lachesis.env_process"]
     service = ServiceSpec(
         "environment",
-        [*program, "probe", file, str(spec_file), "process", "--config", str(config_file)],
+        [*program, "inference-test", file, str(spec_file), "process", "--config", str(config_file)],
         log=output.with_suffix(".log"),
         cwd=output.parent,
         env={

@@ -69,10 +69,10 @@ class CheckpointManager:
         self.checkpoints.set_aside(after=resume_checkpoint.step if resume_checkpoint else 0)
         self.step = resume_checkpoint.step if resume_checkpoint else 0
         # Whether the weights include the supervised fine-tuning before the first step.
-        self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.borrowed
+        self.is_sft_done = resume_checkpoint is not None and not resume_checkpoint.is_forked
         self.groups = resume_checkpoint.groups if resume_checkpoint else 0
         self.groups_by_environment = collections.Counter(
-            resume_checkpoint.mixture if resume_checkpoint else {}
+            resume_checkpoint.groups_by_environment if resume_checkpoint else {}
         )
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
         self._probe_tokens = _get_probe_tokens(resume_checkpoint)
@@ -149,9 +149,9 @@ class CheckpointManager:
         probes = await self._measure_probes()
         manifest = Manifest(
             step=step,
-            final=is_final,
+            is_final=is_final,
             groups=groups,
-            mixture=groups_by_environment,
+            groups_by_environment=groups_by_environment,
             reward=reward,
             held_out=self._pending_held_out,
             reference=_to_reference(probes),

@@ -121,7 +121,7 @@ def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig)
             "usage": state.usage.to_json(),
             "total_steps": config.env.total_steps,
             "groups": state.groups,
-            "mixture": state.groups_by_environment,
+            "groups_by_environment": state.groups_by_environment,
             "resumed": state.resume_point,
             "wandb_url": state.wandb_url,
             "wandb_error": state.wandb_error,

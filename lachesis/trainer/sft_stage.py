@@ -31,12 +31,12 @@ async def run_sft_stage(
 ) -> None:
     """Run the stage if a file is configured, and save a checkpoint of step 0.
 
-    The log gets a line per update, and `supervised.json` in the run's folder the first and the last
+    The log gets a line per update, and `sft.json` in the run's folder the first and the last
     loss.
     """
     if config.tinker.sft_file is None:
         return
-    state.phase = "imitating"
+    state.phase = "supervised fine-tuning"
     examples = read_examples(
         Path(config.tinker.sft_file),
         tokenizer,
@@ -54,7 +54,7 @@ async def run_sft_stage(
         "last_loss": losses[-1],
     }
     run_folder = checkpoint_manager.checkpoints.folder.parent
-    write_private(run_folder / "supervised.json", json.dumps(summary))
+    write_private(run_folder / "sft.json", json.dumps(summary))
     state.set_waiting_for("checkpoint")
     # A run that ends before its first checkpoint need not repeat this stage.
     await checkpoint_manager.save(0)

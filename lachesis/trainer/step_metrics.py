@@ -20,9 +20,9 @@ from lachesis.trainer.usage import Usage
 # These are rollouts without a usable score, groups that raised, and rollouts that were made but not
 # sent because of their length, their group's size, or equal scores.
 COUNTER_METRICS = {
-    "rollouts/invalid": "invalid",
-    "rollouts/raised": "raised",
-    "rollouts/dropped": "dropped",
+    "rollouts/invalid": "invalid_rollouts",
+    "rollouts/raised": "failed_groups",
+    "rollouts/dropped": "dropped_rollouts",
 }
 
 
@@ -64,7 +64,7 @@ class StepAccounting:
             }
         )
         self.total_cost_usd = max(
-            float(last_line.get("cost/total") or 0.0), float(saved_spent.get("cost") or 0.0)
+            float(last_line.get("cost/total") or 0.0), float(saved_spent.get("cost_usd") or 0.0)
         )
         self._tokens_at_last_step = TokenCounts()
         self._completions_at_last_step = self._truncated_at_last_step = 0
@@ -134,7 +134,7 @@ class StepAccounting:
         }
         write_private(
             self._spent_file,
-            json.dumps({**tokens_by_kind, "cost": self.compute_spent(usage)["cost_usd"]}),
+            json.dumps({**tokens_by_kind, "cost_usd": self.compute_spent(usage)["cost_usd"]}),
         )
 
     def _compute_new_tokens(self, tokens: TokenCounts) -> TokenCounts:

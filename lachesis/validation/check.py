@@ -90,7 +90,7 @@ def run_environment_checks(
         try:
             groups, counts = _sample_group(environment, config, folder)
         except LachesisError as error:
-            errors = _format_errors(read_counts(folder / "tally.json") or {})
+            errors = _format_errors(read_counts(folder / "counters.json") or {})
             if errors:
                 message = f"{errors}; the traceback is in {folder / 'rollout.log'}"
             else:
@@ -138,8 +138,8 @@ def _sample_group(
             plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check"
         )
         output_files = {
-            "out": output,
-            "tally": folder / "tally.json",
+            "output": output,
+            "counters": folder / "counters.json",
             "samples": folder / "samples.jsonl",
         }
         spec = {**{name: str(file) for name, file in output_files.items()}, "wandb_run": "check"}
@@ -155,7 +155,7 @@ def _sample_group(
             write_private(path, text)
         group.start(service)
         wait_until_ended(group, service, needs=[])
-    return read_json_lines(output), read_counts(folder / "tally.json") or {}
+    return read_json_lines(output), read_counts(folder / "counters.json") or {}
 
 
 def _check_rollouts(
@@ -175,7 +175,7 @@ def _check_rollouts(
 
     group, tokenizer = groups[0], AutoTokenizer.from_pretrained(model)
     scores = ", ".join(f"{score:g}" for score in group["scores"])
-    invalid = int(counts.get("invalid", 0))
+    invalid = int(counts.get("invalid_rollouts", 0))
     message = f"{len(group['scores'])} answers scored {scores}"
     if invalid:
         message += f"; {invalid} of them invalid: {errors}"

@@ -93,8 +93,8 @@ def collect_inference_counts(output: Path, environment_counts: Json | None) -> I
     ]
     return InferenceCounts(
         scores_P=scores,
-        empty=int(counts.get("empty", 0)),
-        invalid=int(counts.get("invalid", 0)),
+        empty=int(counts.get("empty_groups", 0)),
+        invalid=int(counts.get("invalid_rollouts", 0)),
         completions=int(counts.get("completions", 0)),
         truncated=int(counts.get("truncated", 0)),
         errors=counts.get("errors") or {},

@@ -1,7 +1,7 @@
 """Store inference tests: a model answers a few items of an environment, which scores the answers.
 
     inference_tests/{test_id}/test.json  config.yaml  stages.jsonl
-        test_{env}_{model}.jsonl  .log  .tally.json (counts)  .samples.jsonl (texts)
+        test_{env}_{model}.jsonl  .log  .counters.json (counts)  .samples.jsonl (texts)
 
 A score above 0 is correct. A step is one group; it succeeds with at least one correct completion.
 Accuracies have three digits.
@@ -118,6 +118,8 @@ OUTPUT_SUFFIXES = (
     ".log",
     ".proxy.log",
     ".yaml",
+    ".counters.json",
+    # The name that 0.1.0 gave to the counts.
     ".tally.json",
     ".samples.jsonl",
 )
@@ -255,7 +257,7 @@ class InferenceTestStore:
 
     def get_counters_file(self, record: InferenceTest, model: str) -> Path:
         """Return the file of the counts of this model's test."""
-        return self.get_output_file(record, model).with_suffix(".tally.json")
+        return self.get_output_file(record, model).with_suffix(".counters.json")
 
     def get_samples_file(self, record: InferenceTest, model: str) -> Path:
         """Return the file of this model's sampled texts."""

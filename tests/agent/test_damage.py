@@ -188,5 +188,5 @@ def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: AgentSession)
 
         asked = {**state.draft.model_dump(), "num_steps": 3, "group_size": 16}  # type: ignore[union-attr]
         asked |= dict.fromkeys(("models", "prompts", "max_tokens", "temperature"))
-        state.test = RequestedTest(asked=asked, test_id="ffffffff")
+        state.test = RequestedTest(request=asked, test_id="ffffffff")
     assert ask("rl_test_inference")["code"] == "server_down", "a new one is started"

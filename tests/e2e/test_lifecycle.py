@@ -98,7 +98,7 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
         lambda: record(served_home, run_id)["status"] == "stopped", 150, "the end of the budget"
     )
     assert record(served_home, run_id)["error"].startswith("budget: ")
-    assert (served_home / "runs" / run_id / "supervised.json").is_file(), (
+    assert (served_home / "runs" / run_id / "sft.json").is_file(), (
         "the trainer has read the examples"
     )
     made = steps(served_home, run_id)

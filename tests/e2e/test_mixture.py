@@ -57,7 +57,7 @@ def test_two_environments_train_one_model(
     assert cli("stop", run_id)["status"] == "stopped"
     newest = Checkpoints(served_home / "runs" / run_id / "checkpoints").find_newest()
     assert newest is not None
-    assert newest.mixture == {"calm": 2 * newest.step, "reverse_text": newest.step}
+    assert newest.groups_by_environment == {"calm": 2 * newest.step, "reverse_text": newest.step}
 
     cli("resume", run_id)
     wait_until(lambda: steps(served_home, run_id)[-1] >= newest.step + 3, 150, "three steps more")
@@ -140,6 +140,6 @@ def test_files_written_for_atropos_run_as_they_are(
         assert sum(line[f"environments/{name}/rollouts"] for line in lines) == 4 * 8
     assert sum(line["batch/without_logprobs"] for line in lines) > 0
     assert sum(line["batch/datums"] for line in lines) >= 4 * 8
-    assert record(served_home, run_id)["mixture"].keys() == {"parity", "ladder"}
+    assert record(served_home, run_id)["additional_environments"].keys() == {"parity", "ladder"}
     tried = cli("status", run_id)
     assert not tried.get("rollouts", {}).get("invalid_reasons"), tried

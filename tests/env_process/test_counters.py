@@ -61,7 +61,7 @@ def counted(
 ) -> tuple[RolloutCounters, type[Forgiving]]:
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
-    tally = RolloutCounters(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "counters.json")
     cls = type("Watched", (Forgiving,), {})
     install_request_counters(tally)
     install_rollout_counters(tally, cls)
@@ -77,10 +77,10 @@ async def test_a_group_with_an_unanswered_request_is_invalid(
     tally, cls = counted
     with serving() as endpoint:
         assert (await cls(endpoint.url, "status-400").collect_trajectories(1))[0] is None
-        assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 0)
+        assert (tally.counts["invalid_rollouts"], tally.counts["groups"]) == (2, 0)
         assert "although a request for samples had failed" in next(iter(tally.errors))
         assert (await cls(endpoint.url, "right").collect_trajectories(1))[0]["scores"] == [1.0, 1.0]
-        assert (tally.counts["invalid"], tally.counts["groups"]) == (2, 1)
+        assert (tally.counts["invalid_rollouts"], tally.counts["groups"]) == (2, 1)
 
 
 ASKED = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
@@ -122,7 +122,7 @@ async def test_a_refused_request_is_not_a_lost_one(
     attempts: list[Future] = []
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, fail)
-    tally = RolloutCounters(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "counters.json")
     install_request_counters(tally)
     with pytest.raises(RetryError):
         await APIServer.chat_completion(object())
@@ -143,7 +143,7 @@ async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
                 "overrides": marks,
             }, []
 
-    tally = RolloutCounters(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "counters.json")
     install_rollout_counters(tally, Marking)
     assert (await Marking("http://127.0.0.1:9", "none").collect_trajectories(1))[0]["scores"] == [
         0.5,
@@ -151,29 +151,33 @@ async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
         1.0,
         0.5,
     ]
-    assert (tally.counts["rollouts"], tally.counts["invalid"], tally.counts["groups"]) == (3, 1, 1)
+    assert (tally.counts["rollouts"], tally.counts["invalid_rollouts"], tally.counts["groups"]) == (
+        3,
+        1,
+        1,
+    )
     assert (tally.errors, tally.zero_reasons) == ({"the judge is away": 1}, {"it rambles": 1})
-    assert tally.snapshot()["zeros"] == {"it rambles": 1}
+    assert tally.snapshot()["zero_reasons"] == {"it rambles": 1}
 
 
 def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
     one = {
-        "at": 5.0,
+        "written_at": 5.0,
         "pid": 1,
         "groups": 2,
-        "invalid": 1,
+        "invalid_rollouts": 1,
         "item_since": None,
         "group_since": 3.0,
-        "group_at": 4.0,
+        "last_group_at": 4.0,
     }
-    one |= {"errors": {"a": 1, "b": 2}, "zeros": {}}
+    one |= {"errors": {"a": 1, "b": 2}, "zero_reasons": {}}
     other = {
         **one,
-        "at": 7.0,
+        "written_at": 7.0,
         "pid": 2,
         "item_since": 6.0,
         "group_since": None,
-        "group_at": 6.5,
+        "last_group_at": 6.5,
         "errors": {"b": 3},
     }
     files = [tmp_path / name for name in ("environment.json", "environment-b.json", "gone.json")]
@@ -181,8 +185,8 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
         file.write_text(json.dumps(content))
     found = read_all_counts(files)
     assert found is not None
-    assert (found["at"], found["groups"], found["invalid"]) == (5.0, 4, 2)
-    assert (found["item_since"], found["group_since"], found["group_at"]) == (6.0, 3.0, 6.5)
+    assert (found["written_at"], found["groups"], found["invalid_rollouts"]) == (5.0, 4, 2)
+    assert (found["item_since"], found["group_since"], found["last_group_at"]) == (6.0, 3.0, 6.5)
     assert found["errors"] == {"a": 1, "b": 5}
     assert read_all_counts(files[:1]) == one
     assert read_all_counts(files[2:]) is None
@@ -190,7 +194,7 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
 
 def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
     """What differs from rollout to rollout makes no kind; what is too much is counted together."""
-    tally = RolloutCounters(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "counters.json")
     for number in range(50):
         tally.count_error(f"the verifier raised ValueError: invalid literal: 'answer {number}'")
     for word in "abcdefgh":
@@ -219,7 +223,7 @@ async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(
                 [f"the judge refused {kind}" for kind in ("to answer", "the key")[: item % 2 + 1]]
             )
 
-    tally = RolloutCounters(tmp_path / "tally.json")
+    tally = RolloutCounters(tmp_path / "counters.json")
     install_rollout_counters(tally, Failing, max_unusable_groups=1000)
     for item in range(70):
         await Failing("http://127.0.0.1:9", "none").collect_trajectories(item)
@@ -228,4 +232,4 @@ async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(
     assert re.fullmatch(r"KeyError at test_counters\.py:\d+: 'word 30'", second[0])
     assert (first[1], second[1]) == (30, 30)
     assert others == [("the judge refused to answer", 10), ("the judge refused the key", 5)]
-    assert tally.counts["invalid"] == 140
+    assert tally.counts["invalid_rollouts"] == 140

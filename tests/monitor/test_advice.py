@@ -294,11 +294,13 @@ def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
     assert advice_of(store)[1][0].endswith(f"{advice} max_batches_offpolicy")
 
 
-@pytest.mark.parametrize("counts", [{"invalid": 640, "errors": {"E: x": 40}}, {"dropped": 640}])
+@pytest.mark.parametrize(
+    "counts", [{"invalid_rollouts": 640, "errors": {"E: x": 40}}, {"dropped_rollouts": 640}]
+)
 def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[str, Any]) -> None:
     make(store)
     store.dir(RUN).get_counters_file("environment").write_text(
-        json.dumps({"at": time.time(), **counts})
+        json.dumps({"written_at": time.time(), **counts})
     )
     _, advice = advice_of(store)
     commands = COMMAND.findall(" ".join(advice))

@@ -183,17 +183,22 @@ def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
     [
         ({}, False, "too early", "0 of at least 5 steps"),
         (
-            {"invalid": 5, "errors": {"E: x": 5}},
+            {"invalid_rollouts": 5, "errors": {"E: x": 5}},
             False,
             "too early",
             "5 rollouts had no usable score (E: x, 5 times)",
         ),
-        ({"invalid": 95}, False, "too early", "95 rollouts had no usable score"),
-        ({"invalid": 96}, False, "broken", "100% of 96 rollouts had no usable score"),
-        ({"invalid": 96, "rollouts": 25}, False, "too early", "96 rollouts"),
-        ({"invalid": 96}, True, "broken", "100% of 96 rollouts had no usable score"),
-        ({"dropped": 95}, False, "too early", "0 of at least 5 steps"),
-        ({"dropped": 96}, False, "suspect", "has left out 96 rollouts, which make 3 batches"),
+        ({"invalid_rollouts": 95}, False, "too early", "95 rollouts had no usable score"),
+        ({"invalid_rollouts": 96}, False, "broken", "100% of 96 rollouts had no usable score"),
+        ({"invalid_rollouts": 96, "rollouts": 25}, False, "too early", "96 rollouts"),
+        ({"invalid_rollouts": 96}, True, "broken", "100% of 96 rollouts had no usable score"),
+        ({"dropped_rollouts": 95}, False, "too early", "0 of at least 5 steps"),
+        (
+            {"dropped_rollouts": 96},
+            False,
+            "suspect",
+            "has left out 96 rollouts, which make 3 batches",
+        ),
         ({}, True, "unknown", "it failed after 0 of at least 5 steps"),
     ],
 )
@@ -216,7 +221,8 @@ def test_before_the_first_steps_the_environment_is_judged(
 def test_no_finding_without_a_batch_size() -> None:
     assert (
         judge_learning(
-            [], facts=RunFacts(environment_counts={"invalid": 1000, "dropped": 1000})
+            [],
+            facts=RunFacts(environment_counts={"invalid_rollouts": 1000, "dropped_rollouts": 1000}),
         ).word
         == "too early"
     )

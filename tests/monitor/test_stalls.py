@@ -15,7 +15,7 @@ from lachesis.runs.run_record import RunRecord, ServiceRecord
 from lachesis.runs.store import RunStore
 
 NOW = time.time()
-ALIVE = {"at": NOW, "group_at": NOW - 300, "empty": 0, "errors": {}}
+ALIVE = {"written_at": NOW, "last_group_at": NOW - 300, "empty_groups": 0, "errors": {}}
 
 
 def look(tmp_path: Path, **changes: Any) -> Observation:
@@ -64,7 +64,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
         (
             {
                 "process_states": {"environment": "stopped"},
-                "environment_counts": {**ALIVE, "at": NOW - 7},
+                "environment_counts": {**ALIVE, "written_at": NOW - 7},
             },
             "environment",
             7,
@@ -77,7 +77,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
             "pid 100",
         ),
         (
-            {"environment_counts": {**ALIVE, "at": NOW - 90}},
+            {"environment_counts": {**ALIVE, "written_at": NOW - 90}},
             "environment",
             90,
             "no sign of life for 90 s",
@@ -109,7 +109,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
         ),
         (
             {
-                "environment_counts": {**ALIVE, "group_at": NOW - 1},
+                "environment_counts": {**ALIVE, "last_group_at": NOW - 1},
                 "api_counts": {"queued": {"5": 3}, "batch_size": 32},
             },
             "API queue",
@@ -118,7 +118,10 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
             "rollouts",
         ),
         (
-            {"environment_counts": {**ALIVE, "group_at": NOW - 1}, "api_counts": {"turn": "slow"}},
+            {
+                "environment_counts": {**ALIVE, "last_group_at": NOW - 1},
+                "api_counts": {"turn": "slow"},
+            },
             "environment",
             1,
             "it is the turn of slow",
@@ -130,7 +133,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
             "has refused 4 groups: a score is nan",
         ),
         (
-            {"environment_counts": {**ALIVE, "group_at": NOW - 1, "dropped": 64}},
+            {"environment_counts": {**ALIVE, "last_group_at": NOW - 1, "dropped_rollouts": 64}},
             "rollouts",
             100,
             "64 rollouts were dropped",
@@ -177,7 +180,7 @@ def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 290)), {}) is None
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 301)), {}) is not None
     silent = find_stall(
-        look(tmp_path, last_steps=[], environment_counts={**ALIVE, "at": NOW - 90}), {}
+        look(tmp_path, last_steps=[], environment_counts={**ALIVE, "written_at": NOW - 90}), {}
     )
     assert silent is not None
     assert silent.part == "environment"

@@ -113,7 +113,7 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
 def frozen(store: RunStore, run_id: str) -> None:
     """The environment has stood still for two minutes, with its last beat."""
-    about = {"at": time.time() - 120, "group_at": time.time() - 120, "errors": {}}
+    about = {"written_at": time.time() - 120, "last_group_at": time.time() - 120, "errors": {}}
     store.dir(run_id).get_counters_file("environment").write_text(json.dumps(about))
     process = start([sys.executable, "-c", "import time; time.sleep(600)"])
     process.send_signal(19)
@@ -164,7 +164,7 @@ def test_a_stall_is_told_and_its_policy_followed(
     assert any("stalled in environment" in text for text in seen.messages)
     assert [run for run, _ in asked] == (["0123abcd"] if asks else [])
     assert all("stalled: environment since" in reason for _, reason in asked)
-    assert store.load("0123abcd").resume_wanted is resumes
+    assert store.load("0123abcd").resume_requested is resumes
     (again,) = Monitor(store).tick()
     assert not any(text.startswith("stalled") for text in again.messages), "once per stall"
 
@@ -178,19 +178,28 @@ def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(
     make()
     Monitor(store).tick()
     file = store.dir("0123abcd").path / "monitor.json"
-    remembered = {"held_since": 1.0, "set_at": 2.0, "ahead_s": 3.0, "judged": "healthy"}
+    remembered = {
+        "stopping_since": 1.0,
+        "clock_changed_at": 2.0,
+        "clock_offset_s": 3.0,
+        "reported_health": "healthy",
+    }
     for boot, kept in ((read_boot_id(), 1.0), ("another", None), (None, None)):
-        file.write_text(json.dumps({**remembered, "boot": boot}))
+        file.write_text(json.dumps({**remembered, "boot_id": boot}))
         memory = load_memory(store.dir("0123abcd"))
-        assert (memory.held_since, memory.judged, memory.boot) == (kept, "healthy", read_boot_id())
+        assert (memory.stopping_since, memory.reported_health, memory.boot_id) == (
+            kept,
+            "healthy",
+            read_boot_id(),
+        )
 
 
 def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked: Asked) -> None:
     """By an hour, so that the environment's last beat, a second ago, is an hour old."""
     make(
         limits={"on_stall": "stop", "max_hours": 0.5},
-        began_s=time.monotonic() - 60,
-        boot=read_boot_id(),
+        began_monotonic_s=time.monotonic() - 60,
+        boot_id=read_boot_id(),
         started_at="2026-01-01T00:00:00+00:00",
     )
     Monitor(store).tick()
@@ -200,7 +209,7 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
         json.dumps(
             {
                 **memory,
-                "ahead_s": memory["ahead_s"] - 3600,
+                "clock_offset_s": memory["clock_offset_s"] - 3600,
                 "silent_since": {"trainer": time.time() - 3600},
             }
         )
@@ -212,7 +221,7 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
         json.dumps(
             {
                 **memory,
-                "set_at": memory["set_at"] - 3600,
+                "clock_changed_at": memory["clock_changed_at"] - 3600,
                 "silent_since": {"trainer": time.time() - 3600},
             }
         )
@@ -229,7 +238,7 @@ def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(
     frozen(store, "0123abcd")
     Monitor(store).tick()
     assert asked
-    assert store.load("0123abcd").resume_wanted is False
+    assert store.load("0123abcd").resume_requested is False
 
 
 @pytest.mark.parametrize(
@@ -321,8 +330,8 @@ def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: M
     """400 groups without a usable score and no step."""
     make()
     counted = {
-        "at": time.time(),
-        "invalid": 6400,
+        "written_at": time.time(),
+        "invalid_rollouts": 6400,
         "rollouts": 0,
         "errors": {"ValueError: no answer": 400},
     }
@@ -345,16 +354,16 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
     monkeypatch.setattr(
         Monitor, "_emit_event", lambda self, seen, what, payload: events.append(what)
     )
-    counted = {"invalid": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
+    counted = {"invalid_rollouts": 6400, "rollouts": 0, "errors": {"ValueError: no answer": 400}}
     make(status=status, attempt=2, limits={"on_learning_failure": "stop"})
     file = store.dir("0123abcd").get_counters_file("environment")
-    file.write_text(json.dumps({**counted, "at": time.time() - 60}))
+    file.write_text(json.dumps({**counted, "written_at": time.time() - 60}))
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
     assert (record.learning, record.evidence, events) == ("too early", "0 of at least 5 steps", [])
     assert seen.messages == []
     file = store.dir("0123abcd").get_counters_file("environment-other")
-    file.write_text(json.dumps({**counted, "at": time.time()}))
+    file.write_text(json.dumps({**counted, "written_at": time.time()}))
     store.update("0123abcd", status="starting")
     Monitor(store).tick()
     assert (store.load("0123abcd").learning, events) == ("broken", ["broken"])
@@ -398,8 +407,8 @@ def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "healthy"
     counted = {
-        "at": time.time(),
-        "invalid": 800,
+        "written_at": time.time(),
+        "invalid_rollouts": 800,
         "rollouts": 30 * 128,
         "errors": {"KeyError: 'x'": 50},
     }
@@ -416,9 +425,14 @@ def test_rewards_that_never_differ_are_named_before_the_first_step(
 ) -> None:
     """Row 54: such an environment trained for ever at step 0, healthy."""
     make()
-    counted = {"at": time.time(), "dropped": 3 * 128, "rollouts": 3 * 128, "groups": 24}
+    counted = {
+        "written_at": time.time(),
+        "dropped_rollouts": 3 * 128,
+        "rollouts": 3 * 128,
+        "groups": 24,
+    }
     store.dir("0123abcd").get_counters_file("environment").write_text(
-        json.dumps({**counted, "dropped": 3 * 128 - 1})
+        json.dumps({**counted, "dropped_rollouts": 3 * 128 - 1})
     )
     Monitor(store).tick()
     assert store.load("0123abcd").learning == "too early"
@@ -496,7 +510,7 @@ def test_only_new_lines_are_read_and_a_step_made_again_counts_once(
     metrics.append(20, {"reward/mean": 0.9})
     Monitor(store).tick()
     trend = load_memory(folder).trend
-    assert (trend.num_steps, trend.last_step, trend.recent[-1]) == (20, 20, 0.9)
+    assert (trend.num_steps, trend.last_step, trend.recent_rewards[-1]) == (20, 20, 0.9)
 
 
 def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(
@@ -527,14 +541,14 @@ def test_a_run_that_was_stopped_to_go_on_is_resumed(
         alive=False,
         status="stopped",
         ended_at=now_iso(),
-        resume_wanted=True,
+        resume_requested=True,
         started_at="2026-01-01T00:00:00+00:00",
     )
     store.update("0123abcd", ended_at="2026-01-01T02:00:00+00:00")
     without_a_server(monkeypatch)
     (seen,) = Monitor(store).tick()
     record = store.load("0123abcd")
-    assert (record.status, record.attempt, record.auto_resumes, record.resume_wanted) == (
+    assert (record.status, record.attempt, record.auto_resumes, record.resume_requested) == (
         "pending",
         2,
         1,
@@ -575,17 +589,17 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
     assert "trainer" in seen.memory.silent_since
     (store.dir("0123abcd").path / "monitor.json").write_text(
         seen.memory.model_copy(
-            update={"silent_since": {"trainer": 1.0}, "held_since": -1000.0}
+            update={"silent_since": {"trainer": 1.0}, "stopping_since": -1000.0}
         ).model_dump_json()
     )
     assert Monitor(store).tick()[0].stall is not None
     store.update("0123abcd", flow_run_id="g")
     (seen,) = Monitor(store).tick()
-    assert (seen.stall, seen.memory.held_since) == (None, None)
+    assert (seen.stall, seen.memory.stopping_since) == (None, None)
 
 
 def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
-    make(alive=False, status="stopped", ended_at=now_iso(), resume_wanted=True)
+    make(alive=False, status="stopped", ended_at=now_iso(), resume_requested=True)
     assert LachesisService(store.home).stop("0123abcd")["status"] == "stopped"
     Monitor(store).tick()
     assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
@@ -602,7 +616,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
     monkeypatch.setattr(submit, "cancel_run", refuses)
     (seen,) = Monitor(store).tick()
     assert "not done: away" in seen.messages
-    assert store.load("0123abcd").resume_wanted is False
+    assert store.load("0123abcd").resume_requested is False
 
 
 def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make: Make) -> None:
@@ -676,7 +690,11 @@ DAMAGE: dict[str, Callable[[RunStore], object]] = {
         .get_counters_file("environment")
         .write_text(
             json.dumps(
-                {"at": time.time(), "group_at": time.time() - 900, "errors": {"bad \ud800": 3}}
+                {
+                    "written_at": time.time(),
+                    "last_group_at": time.time() - 900,
+                    "errors": {"bad \ud800": 3},
+                }
             )
         )
     ),

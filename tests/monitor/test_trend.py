@@ -46,8 +46,8 @@ def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
     assert trend.num_steps == len(rewards)
     assert len(trend.blocks) <= MAX_BLOCKS
     assert sum(block[2] for block in trend.blocks) == pytest.approx(math.fsum(rewards), abs=1e-6)
-    assert trend.first == rewards[:WINDOW]
-    assert trend.recent == rewards[-WINDOW:]
+    assert trend.first_rewards == rewards[:WINDOW]
+    assert trend.recent_rewards == rewards[-WINDOW:]
     windows = [
         statistics.fmean(rewards[at : at + WINDOW])
         for at in range(0, len(rewards) - WINDOW + 1, WINDOW // 2)

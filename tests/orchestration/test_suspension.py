@@ -124,7 +124,7 @@ def end_suspended(store: RunStore) -> RunRecord:
         status="stopped",
         error=describe_suspension(record.run_id),
         ended_at=now_iso(),
-        took_s=1.0,
+        attempt_duration_s=1.0,
     )
 
 
@@ -309,7 +309,7 @@ def test_a_run_that_was_stopped_before_it_was_suspended_gets_a_new_flow_run(
         "started_at": now_iso(),
         "ended_at": now_iso(),
     }
-    resumed = resubmit_run(store, store.update(record.run_id, took_s=1.0, **stopped))
+    resumed = resubmit_run(store, store.update(record.run_id, attempt_duration_s=1.0, **stopped))
     assert (resumed.attempt, resumed.status) == (2, "pending")
     assert resumed.flow_run_id not in (None, record.flow_run_id)
     earlier = PrefectApi().read_flow_run(record.flow_run_id or "")

@@ -66,7 +66,12 @@ def failed(store: RunStore) -> RunRecord:
         ended_at=now_iso(),
         error="the environment gave no usable group",
     )
-    counted = {"at": time.time(), "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
+    counted = {
+        "written_at": time.time(),
+        "invalid_rollouts": 6400,
+        "rollouts": 0,
+        "errors": {REASON: 400},
+    }
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     return record
 
@@ -113,7 +118,12 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
     store: RunStore, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
 ) -> None:
     make(store, attempt=2, **changes)
-    counted = {"at": time.time() - 60, "invalid": 6400, "rollouts": 0, "errors": {REASON: 400}}
+    counted = {
+        "written_at": time.time() - 60,
+        "invalid_rollouts": 6400,
+        "rollouts": 0,
+        "errors": {REASON: 400},
+    }
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     record = store.load(RUN)
     answer = build_run_status(

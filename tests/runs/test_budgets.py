@@ -39,7 +39,7 @@ def test_what_cannot_be_read_counts_as_nothing(tmp_path: Path, content: str) -> 
 
 def test_what_an_attempt_has_left_is_read(tmp_path: Path) -> None:
     file = tmp_path / "spent.json"
-    file.write_text(json.dumps({"sampled": 7, "cost": None, "trained": 2.5}))
+    file.write_text(json.dumps({"sampled": 7, "cost_usd": None, "trained": 2.5}))
     assert read_spent_file(file) == {"sampled": 7, "trained": 2.5}
 
 
@@ -52,10 +52,10 @@ def test_the_most_that_is_known_counts(
     live: int, line: int, end: int, prices: tuple[float | None, ...]
 ) -> None:
     found = compute_budget_usage(
-        record(earlier_hours=1.5, took_s=1800.0),
+        record(earlier_hours=1.5, attempt_duration_s=1800.0),
         {"tokens/sampled_total": line, "cost/total": prices[1]},
         live={"tokens": live, "cost_usd": prices[0]},
-        saved={"sampled": end, **({} if prices[2] is None else {"cost": prices[2]})},
+        saved={"sampled": end, **({} if prices[2] is None else {"cost_usd": prices[2]})},
     )
     assert found.hours == 2.0
     assert found.tokens == max(live, line, end)

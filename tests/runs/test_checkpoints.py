@@ -108,7 +108,7 @@ def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints: Checkpoi
         save(checkpoints, step, reward=reward)
     assert [one.step for one in checkpoints.find_superseded(2)] == [1]
     assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3]
-    save(checkpoints, 5, reward=0.1, final=True)
+    save(checkpoints, 5, reward=0.1, is_final=True)
     save(checkpoints, 6, reward=0.1)
     assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3, 4]
     only = Checkpoints(checkpoints.folder.parent / "other" / "checkpoints")

@@ -218,7 +218,9 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     ended = make_record(
         status="completed",
         evaluation=evaluation,
-        mixture={"words": AdditionalEnvironment(environment_file="w", fingerprint="f")},
+        additional_environments={
+            "words": AdditionalEnvironment(environment_file="w", fingerprint="f")
+        },
     )
     results = build_run_results(ended, folder, steps).to_payload()
     assert results["held_out"] == {
@@ -251,7 +253,7 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
         | {"cost/total": 1.0},
     )
     folder.spent.write_text(
-        json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost": 1.5})
+        json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost_usd": 1.5})
     )
     actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()[
         "actual"

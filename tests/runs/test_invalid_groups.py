@@ -26,18 +26,18 @@ SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
     [
         (None, False),
         ({}, False),
-        ({"raised": 5}, False),
-        ({"raised": 6}, True),
-        ({"invalid": 24}, True),
-        ({"invalid": 23}, False),
-        ({"raised": 3, "invalid": 12}, True),
-        ({"raised": 600, "rollouts": 1}, False),
-        ({"raised": 600, "empty": 1}, False),
-        ({"raised": 60, "failed_requests": 60, "lost_requests": 60}, False),
-        ({"raised": 60, "failed_requests": 600, "lost_requests": 600}, False),
-        ({"raised": 66, "failed_requests": 60, "lost_requests": 60}, True),
-        ({"raised": 60, "failed_requests": 600}, True),
-        ({"raised": 60, "failed_requests": 600, "lost_requests": 54}, True),
+        ({"failed_groups": 5}, False),
+        ({"failed_groups": 6}, True),
+        ({"invalid_rollouts": 24}, True),
+        ({"invalid_rollouts": 23}, False),
+        ({"failed_groups": 3, "invalid_rollouts": 12}, True),
+        ({"failed_groups": 600, "rollouts": 1}, False),
+        ({"failed_groups": 600, "empty_groups": 1}, False),
+        ({"failed_groups": 60, "failed_requests": 60, "lost_requests": 60}, False),
+        ({"failed_groups": 60, "failed_requests": 600, "lost_requests": 600}, False),
+        ({"failed_groups": 66, "failed_requests": 60, "lost_requests": 60}, True),
+        ({"failed_groups": 60, "failed_requests": 600}, True),
+        ({"failed_groups": 60, "failed_requests": 600, "lost_requests": 54}, True),
     ],
 )
 def test_three_batches_of_invalid_groups_are_enough(
@@ -57,8 +57,8 @@ def test_three_batches_of_invalid_groups_are_enough(
 def test_no_environment_is_dead_that_gave_a_usable_group(
     raised: int, invalid: int, lost: int, usable: int, empty: int, group_size: int
 ) -> None:
-    counts = {"raised": raised, "invalid": invalid, "lost_requests": lost}
-    counts |= {"rollouts": usable, "empty": empty}
+    counts = {"failed_groups": raised, "invalid_rollouts": invalid, "lost_requests": lost}
+    counts |= {"rollouts": usable, "empty_groups": empty}
     groups = count_invalid_groups(counts, group_size)
     assert 0 <= groups <= raised + invalid // group_size
     if usable or empty or lost >= raised + invalid:

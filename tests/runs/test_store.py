@@ -119,10 +119,13 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     """
     yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat()
     began = record(
-        status="running", started_at=yesterday, began_s=time.monotonic() - 60, boot=read_boot_id()
+        status="running",
+        started_at=yesterday,
+        began_monotonic_s=time.monotonic() - 60,
+        boot_id=read_boot_id(),
     )
     assert get_attempt_duration_s(began) == pytest.approx(60, abs=5)
-    anew = began.model_copy(update={"boot": "another boot"})
+    anew = began.model_copy(update={"boot_id": "another boot"})
     assert get_attempt_duration_s(anew) == pytest.approx(86400, abs=5)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     assert get_attempt_duration_s(anew.model_copy(update={"started_at": tomorrow})) == 0
@@ -140,8 +143,8 @@ def test_a_record_of_the_release_before_forgets_no_hours() -> None:
     clock.
     """
     hours_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
-    old = record(status="running", started_at=hours_ago, began_s=time.monotonic() - 60)
-    assert old.boot is None
+    old = record(status="running", started_at=hours_ago, began_monotonic_s=time.monotonic() - 60)
+    assert old.boot_id is None
     assert get_attempt_duration_s(old) == pytest.approx(9 * 3600, abs=5)
     later = old.model_copy(update={"started_at": datetime.now(UTC).isoformat()})
     assert get_attempt_duration_s(later) == pytest.approx(60, abs=5)
@@ -157,17 +160,20 @@ def test_a_record_of_the_release_before_forgets_no_hours() -> None:
         ),
         max_size=12,
     ),
-    took_s=st.none() | st.floats(0, 1e6),
+    attempt_duration_s=st.none() | st.floats(0, 1e6),
 )
 def test_seconds_are_those_that_passed(
-    uptime: float, events: list[tuple[str, float]], took_s: float | None
+    uptime: float, events: list[tuple[str, float]], attempt_duration_s: float | None
 ) -> None:
     """Whatever the clocks do. A boot leaves the time of day as the only clock, so its corrections
     count from then on.
     """
     passed, boot, monotonic, ahead, began_at = 0.0, 0, uptime, 0.0, datetime(2026, 1, 1, tzinfo=UTC)
     began = record(
-        status="running", started_at=began_at.isoformat(), began_s=monotonic, boot="boot 0"
+        status="running",
+        started_at=began_at.isoformat(),
+        began_monotonic_s=monotonic,
+        boot_id="boot 0",
     )
     for event, seconds in events:
         if event == "pass":
@@ -180,9 +186,13 @@ def test_seconds_are_those_that_passed(
     expected = passed if boot == 0 else max(0.0, passed + ahead)
     assert get_attempt_duration_s(began, clocks) == pytest.approx(expected, abs=1e-3)
     ended = began.model_copy(
-        update={"status": "failed", "took_s": took_s, "ended_at": clocks.now.isoformat()}
+        update={
+            "status": "failed",
+            "attempt_duration_s": attempt_duration_s,
+            "ended_at": clocks.now.isoformat(),
+        }
     )
-    at_end = max(0.0, passed + ahead) if took_s is None else took_s
+    at_end = max(0.0, passed + ahead) if attempt_duration_s is None else attempt_duration_s
     assert get_attempt_duration_s(ended) == pytest.approx(at_end, abs=1e-3), (
         "an end does not move any more"
     )

@@ -56,7 +56,7 @@ class World:
         self.pids = {name: group.start(spec) for name, spec in self.specs.items()}
         for name in ENVIRONMENTS:
             self.folder.get_counters_file(name).write_text(
-                json.dumps({"groups": 3, "at": time.time()})
+                json.dumps({"groups": 3, "written_at": time.time()})
             )
         self.forgotten: list[int] = []
         plan: Any = SimpleNamespace(
@@ -130,7 +130,9 @@ def test_two_environments_that_die_together_are_both_started_again(world: World)
 
 
 def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
-    world.folder.get_counters_file("environment").write_text(json.dumps({"groups": 3, "at": 1.0}))
+    world.folder.get_counters_file("environment").write_text(
+        json.dumps({"groups": 3, "written_at": 1.0})
+    )
     problem = world.kill("environment")
     with pytest.raises(ProcessExitedError, match="environment was killed by signal 9"):
         world.again.restart("environment", problem)

@@ -162,12 +162,16 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
         store.dir(RUN).get_counters_file("environment"),
     )
     watch.check()
-    counts = {"raised": 6, "errors": {"KeyError: 'a'": 24}}
-    for changed in ({"at": 1.0}, {"at": 1.0, "rollouts": 1}, {"at": 9e9, "raised": 5}):
+    counts = {"failed_groups": 6, "errors": {"KeyError: 'a'": 24}}
+    for changed in (
+        {"written_at": 1.0},
+        {"written_at": 1.0, "rollouts": 1},
+        {"written_at": 9e9, "failed_groups": 5},
+    ):
         file.write_text(json.dumps({**counts, **changed}))
         watch.check()
     assert store.load(RUN).stop_reason is None
-    file.write_text(json.dumps({**counts, "at": 9e9}))
+    file.write_text(json.dumps({**counts, "written_at": 9e9}))
     with pytest.raises(
         InvalidGroupsError,
         match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'",
@@ -182,13 +186,13 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
     config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
     file = store.dir(RUN).get_counters_file("environment")
-    invalid = json.dumps({"raised": 60, "at": 9e9})
+    invalid = json.dumps({"failed_groups": 60, "written_at": 9e9})
     looking, restarting = (
         DeadEnvironmentDetector(store, RUN, plan),
         DeadEnvironmentDetector(store, RUN, plan),
     )
-    for counts in ({"rollouts": 4, "raised": 2}, {"empty": 1}):
-        file.write_text(json.dumps({**counts, "at": 9e9}))
+    for counts in ({"rollouts": 4, "failed_groups": 2}, {"empty_groups": 1}):
+        file.write_text(json.dumps({**counts, "written_at": 9e9}))
         looking.check()
         restarting.remember_usable()
         file.write_text(invalid)
@@ -207,7 +211,9 @@ def test_one_dead_environment_of_two_is_named_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In the log, in the record, and by `lachesis status`."""
-    store.update(RUN, mixture={"other": {"environment_file": "other.py", "fingerprint": ""}})
+    store.update(
+        RUN, additional_environments={"other": {"environment_file": "other.py", "fingerprint": ""}}
+    )
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(
         env=env.env, build_environment_configs=lambda: {"sums": env, "other": env}
@@ -217,7 +223,7 @@ def test_one_dead_environment_of_two_is_named_once(
     )
     watch = DeadEnvironmentDetector(store, RUN, plan)
     store.dir(RUN).get_counters_file("environment-other").write_text(
-        json.dumps({"raised": 60, "at": 9e9})
+        json.dumps({"failed_groups": 60, "written_at": 9e9})
     )
     for _ in range(2):
         watch.check()
@@ -235,7 +241,7 @@ def test_one_dead_environment_of_two_is_named_once(
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
     store.dir(RUN).get_counters_file("environment-other").write_text(
-        '{"raised": 60, "rollouts": 1, "at": 9e9}'
+        '{"failed_groups": 60, "rollouts": 1, "written_at": 9e9}'
     )
     watch.check()
     assert store.load(RUN).dead_environments == {}, "it gives groups again"

@@ -383,11 +383,11 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
-    counts = counters.RolloutCounters(tmp_path / "tally.json")
+    counts = counters.RolloutCounters(tmp_path / "counters.json")
     counts.count_error("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
     counts.count_error("half an emoji \ud83d")
     counts.write()
-    known = read_counts(tmp_path / "tally.json")
+    known = read_counts(tmp_path / "counters.json")
     assert known is not None
     assert "sk-0" not in json.dumps(known)
     assert json.dumps(known["errors"], ensure_ascii=False).encode()

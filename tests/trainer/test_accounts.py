@@ -108,7 +108,17 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     folder = RunDir(tmp_path.parent, tmp_path.name)
     first = StepAccounting(folder, prices)
     usage.prefill, usage.sampled, usage.trained = 100, 20, 3
-    tally.write_text(json.dumps({"at": 1.0, "pid": 1, "invalid": 5, "raised": 1, "dropped": 2}))
+    tally.write_text(
+        json.dumps(
+            {
+                "written_at": 1.0,
+                "pid": 1,
+                "invalid_rollouts": 5,
+                "failed_groups": 1,
+                "dropped_rollouts": 2,
+            }
+        )
+    )
     step = first.compute_step_metrics(usage, duration_s=2.0)
     assert (
         step["tokens/prefill"],
@@ -123,7 +133,7 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     )
     metrics.append(1, step)
 
-    tally.write_text(json.dumps({"at": 2.0, "pid": 2, "invalid": 1}))
+    tally.write_text(json.dumps({"written_at": 2.0, "pid": 2, "invalid_rollouts": 1}))
     again = StepAccounting(folder, prices)
     usage = Usage()
     usage.sampled = 7

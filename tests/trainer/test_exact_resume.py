@@ -115,7 +115,7 @@ class Run:
     def weights(self) -> bytes:
         newest = Checkpoints(self.folder.checkpoints).find_newest()
         assert newest is not None
-        assert newest.final
+        assert newest.is_final
         return (
             self.folder.engine
             / newest.sampler_weights.removeprefix("tinker://")

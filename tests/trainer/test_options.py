@@ -59,7 +59,7 @@ def test_every_step_tells_what_was_chosen(run: Run) -> None:
 
 
 def test_the_examples_were_learned_first(run: Run) -> None:
-    found = json.loads((run.folder.path / "supervised.json").read_text())
+    found = json.loads((run.folder.path / "sft.json").read_text())
     assert (found["examples"], found["updates"]) == (12, 12)
     assert found["last_loss"] < 0.8 * found["first_loss"]
     log = run.folder.get_log_file("trainer").read_text()
