@@ -18,7 +18,7 @@ from tinker.lib import api_future_impl
 from lachesis.engine import app
 from lachesis.engine.engine import Engine
 from lachesis.engine.model_thread import ModelThread
-from tests.engine.test_contract import datums, ids
+from tests.engine.training_steps import datums, ids
 from tests.patience import deadline
 
 ADAM = tinker.AdamParams(learning_rate=0.0)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lachesis.tiny_model import build
-from tests.engine.test_contract import PROMPT, datums, ids, step
+from tests.engine.training_steps import PROMPT, datums, ids, step
 
 
 @pytest.fixture(scope="module")

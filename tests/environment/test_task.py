@@ -1,11 +1,10 @@
-"""Single answers: items, groups, the three outcomes, evaluation."""
+"""Single answers: items, the three outcomes of a verifier, evaluation."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,45 +12,10 @@ from typing import Any
 import pytest
 
 from lachesis.env_process import stages
-from lachesis.environment import DatasetError, Invalid, Item, Outcome, TaskEnv, timeouts, zero
-from lachesis.environment.task import Rollout, build_scored_group
-from lachesis.trainer.batch import BatchSettings, to_batch
-from tests.environment.conftest import LOGPROB, Generator, without_place
-
-Make = Callable[..., Any]
-
-
-class Words(TaskEnv):
-    name = "words"
-
-    def load_dataset(self) -> list[Item]:
-        return [{"question": f"word {number}", "answer": str(number)} for number in range(20)]
-
-    def score_answer(self, item: Item, answer: str) -> Any:
-        return SCORES[answer]() if answer in SCORES else float(answer == item["answer"])
-
-
-def _raise(error: Exception) -> Any:
-    raise error
-
-
-async def _later() -> float:
-    return 0.75
-
-
-SCORES: dict[str, Callable[[], Any]] = {
-    "half": lambda: 0.5,
-    "parts": lambda: {"form": 0.25, "value": 0.5},
-    "zero": lambda: zero("it rambles"),
-    "nan": lambda: float("nan"),
-    "string": lambda: "good",
-    "none": lambda: None,
-    "nan part": lambda: {"form": float("nan")},
-    "raises": lambda: _raise(KeyError("answer")),
-    "invalid": lambda: _raise(Invalid("the judge is away")),
-    "hangs": lambda: time.sleep(30),
-    "later": _later,
-}
+from lachesis.environment import DatasetError, Item, Outcome, TaskEnv, timeouts, zero
+from lachesis.environment.task import Rollout
+from tests.environment.conftest import Generator, without_place
+from tests.environment.words import Make, Words
 
 
 @pytest.mark.parametrize(
@@ -237,76 +201,6 @@ async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made:
 
     assert await env.score_safely(waits, {}) == Outcome(1.0)
     assert (await env.score_safely(hangs, {})).reason == "the verifier was not done after 0.3 s"
-
-
-async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generator) -> None:
-    env = made(Words, system_prompt="Short.")
-    await env.setup()
-    generator.say = lambda prompt, n: ["ja", "no…"]
-    whole, cut = await env.sample_rollouts({"question": "why", "answer": "so"}, 2)
-    decoded = env.tokenizer.decode(whole.tokens)
-    assert decoded == "<|user|>Short.<|end|><|user|>why<|end|><|assistant|>ja<|end|>"
-    sampled = [token for token in whole.masks if token != -100]
-    assert sampled == whole.tokens[-3:]
-    assert whole.logprobs[-3:] == [LOGPROB] * 3
-    assert set(whole.logprobs[:-3]) == {1.0}
-    assert len(whole.tokens) == len(whole.masks) == len(whole.logprobs)
-    assert (whole.truncated, cut.truncated, whole.sampled_tokens, cut.sampled_tokens) == (
-        False,
-        True,
-        3,
-        2,
-    )
-
-
-async def test_an_invalid_rollout_takes_no_part_in_training(
-    made: Make, generator: Generator
-) -> None:
-    env = made(Words)
-    await env.setup()
-    item = env.items.train[0]
-    generator.say = lambda prompt, n: [item["answer"], "invalid", "zero", "half"]
-    group, _ = await env.collect_trajectories(item)
-    assert group["scores"] == [1.0, 0.5, 0.0, 0.5], "the invalid one has the mean of the others"
-    invalid = {"invalid": "the judge is away", "set_advantage_to_zero": True}
-    assert group["overrides"] == [{}, invalid, {"zero": "it rambles"}, {}]
-    assert set(group["masks"][1]) == {-100}
-    batch = to_batch(
-        [json.loads(json.dumps(group))],
-        BatchSettings(max_tokens=100, eos_id=env.tokenizer.eos_token_id),
-    )
-    advantages = [float(datum.advantages[datum.loss_mask][0]) for datum in batch.datums]
-    assert advantages == [0.5, -0.5], (
-        "those of 1.0 and 0.0; that of 0.5 is nought, as without the invalid one"
-    )
-    assert (batch.scores, batch.num_invalid, batch.compute_metrics()["batch/invalid"]) == (
-        [1.0, 0.0, 0.5],
-        1,
-        1,
-    )
-
-
-async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Generator) -> None:
-    env = made(Words)
-    await env.setup()
-    generator.say = lambda prompt, n: ["nan", "invalid", "nan", "nan"]
-    with pytest.raises(
-        Invalid, match="all 4 rollouts are invalid: the score is nan; the judge is away"
-    ):
-        await env.collect_trajectories(env.items.train[0])
-
-
-async def test_equal_rewards_beside_an_invalid_one_are_equal(
-    made: Make, generator: Generator
-) -> None:
-    """The mean of three times 0.1 is not 0.1."""
-    env = made(Words)
-    await env.setup()
-    rollouts = await env.sample_rollouts(env.items.train[0], 4)
-    for one in rollouts:
-        one.outcome = Outcome(0.1)
-    rollouts[3].outcome = Outcome(None, reason="away")
-    assert len(set(build_scored_group(rollouts)["scores"])) == 1
 
 
 async def test_items_come_in_an_order_that_a_resumed_run_repeats(made: Make) -> None:

@@ -1,6 +1,4 @@
-"""Whether an environment works and can be learned from: the real `process` command against a server
-of ours.
-"""
+"""Whether an environment works and can be learned from: its real `process` command."""
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownEr
 from lachesis.base.numbers import is_score
 from lachesis.config import run_config as run_config
 from lachesis.env_process import counters
-from lachesis.env_process import stages as child_stages
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs.environment_counts import read_counts
 from lachesis.supervision.group import ServiceGroup
@@ -260,58 +257,6 @@ def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path:
     ) as failed:
         stages(make("never returns", file=file), {})
     assert failed.value.details["stage"] == "dataset"
-
-
-class Checked:
-    """As much of an environment as the stages ask for."""
-
-    def __init__(self, score: Any = 1.0, items: int = 3) -> None:
-        self.score, self.items = score, items
-
-    def __call__(self, config: Any, servers: Any) -> Checked:
-        return self
-
-    async def setup(self) -> None:
-        pass
-
-    async def get_next_item(self) -> Any:
-        self.items -= 1
-        return "1+1=" if self.items >= 0 else None
-
-    def gold(self, item: Any) -> str:
-        return "2"
-
-    async def corrupt(self, item: Any) -> str:
-        return "3"
-
-    def score_answer(self, item: Any, answer: str) -> Any:
-        return self.score
-
-
-@pytest.mark.parametrize("score", [None, "good", float("nan"), float("inf")])
-async def test_a_verifier_without_a_number_fails_the_check(score: Any) -> None:
-    with pytest.raises(child_stages.StageFailed, match="a score must be a finite number"):
-        await child_stages._check_without_model({"env": Checked(score), "items": ["1+1="]})
-
-
-async def test_a_verifier_that_cannot_tell_is_a_fault() -> None:
-    found = await child_stages._check_without_model({"env": Checked(0.5), "items": ["1+1="]})
-    told = "corrupt() returned '3', which scores 0.5, and gold() '2', which scores 0.5, for '1+1='"
-    assert found["faults"] == [f"{told}; the answer of corrupt() must score less"]
-    found = await child_stages._check_without_model({"env": Checked(0.0), "items": ["1+1="]})
-    assert found["faults"] == [
-        "gold() returned '2' for '1+1=', which scores 0.0; it must return a right answer"
-    ]
-    assert (await child_stages._check_without_model({"env": object(), "items": []}))[
-        "offered"
-    ] is False
-
-
-async def test_a_data_set_is_counted_or_empty() -> None:
-    state = {"cls": Checked(items=3), "config": None, "yaml": {"openai": []}}
-    assert await child_stages._read_items(state) == {"items": 3, "distinct": 1}
-    with pytest.raises(child_stages.StageFailed, match="the data set is empty"):
-        await child_stages._read_items({**state, "cls": Checked(items=0)})
 
 
 def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""What holds of batches, advantages, the penalty and the end-of-turn repair for any rollouts."""
+"""Properties of advantages, batches and penalties that hold for all groups."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,76 +11,32 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lachesis.base.errors import BatchError
-from lachesis.rollout_api.scored_group import find_sampled_spans
 from lachesis.trainer.advantages import (
     compute_advantages,
     compute_kl_penalties,
-    compute_learning_rate,
     compute_sequence_weights,
 )
 from lachesis.trainer.batch import (
     IGNORE_INDEX,
     Batch,
     BatchSettings,
-    Datum,
     add_kl_penalty,
     to_batch,
 )
-from lachesis.trainer.doubled_eos import build_keep_mask, collapse_doubled_eos
+from lachesis.trainer.doubled_eos import build_keep_mask
 from tests.properties import examples
-
-EOS = 3
-RECIPE = BatchSettings(max_tokens=1000, eos_id=EOS)
-KINDS = st.sampled_from(["mean", "mean_std", "leave_one_out"])
-SCORES = st.integers(-40, 40).map(lambda number: number / 4)
-"""Sums and differences of these are exact, so that equal stays equal."""
-LOGPROBS = st.floats(-8, 0, width=32)
-
-
-@st.composite
-def rollouts(draw: st.DrawFn) -> tuple[list[int], list[bool], list[float]]:
-    """Tokens, which of them were sampled, and their log-probabilities."""
-    tokens = draw(st.lists(st.integers(0, 6), min_size=1, max_size=9))
-    sampled = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
-    values = draw(st.lists(LOGPROBS, min_size=len(tokens), max_size=len(tokens)))
-    return (
-        tokens,
-        sampled,
-        [value if flag else 1.0 for value, flag in zip(values, sampled, strict=True)],
-    )
-
-
-@st.composite
-def groups(draw: st.DrawFn) -> dict[str, Any]:
-    made = [draw(rollouts()) for _ in range(draw(st.sampled_from([2, 4])))]
-    return {
-        "tokens": [tokens for tokens, _, _ in made],
-        "masks": [
-            [token if flag else IGNORE_INDEX for token, flag in zip(tokens, sampled, strict=True)]
-            for tokens, sampled, _ in made
-        ],
-        "inference_logprobs": [values for _, _, values in made],
-        "scores": [draw(SCORES) for _ in made],
-    }
-
-
-BATCHES = st.lists(groups(), min_size=1, max_size=3)
-
-
-def facts(datum: Datum) -> tuple[bytes, ...]:
-    """A datum as something that can be compared and sorted."""
-    return tuple(
-        np.ascontiguousarray(getattr(datum, name)).tobytes()
-        for name in ("tokens", "targets", "logprobs", "advantages", "loss_mask")
-    )
-
-
-def contents(batch: Batch) -> list[tuple[bytes, ...]]:
-    return [facts(datum) for datum in batch.datums]
-
-
-def permuted(group: dict[str, Any], order: list[int]) -> dict[str, Any]:
-    return {name: [values[index] for index in order] for name, values in group.items()}
+from tests.trainer.random_groups import (
+    BATCHES,
+    EOS,
+    KINDS,
+    LOGPROBS,
+    RECIPE,
+    SCORES,
+    contents,
+    facts,
+    groups,
+    permuted,
+)
 
 
 @examples(st.lists(SCORES, min_size=1, max_size=8), KINDS, SCORES)
@@ -378,66 +333,3 @@ def test_a_penalty_of_nothing_changes_nothing(
     assert contents(made) == contents(
         to_batch(batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation))
     )
-
-
-TOKENS = st.lists(st.integers(0, 4), max_size=12)
-
-
-@examples(TOKENS)
-def test_a_prompt_is_repaired_once(tokens: list[int]) -> None:
-    once = collapse_doubled_eos(tokens, EOS)
-    assert collapse_doubled_eos(once, EOS) == once
-    assert all(pair != (EOS, EOS) for pair in itertools.pairwise(once))
-    assert [token for token in once if token != EOS] == [token for token in tokens if token != EOS]
-    assert (EOS in once) == (EOS in tokens)
-    assert collapse_doubled_eos(tokens, None) == tokens
-
-
-@examples(rollouts())
-def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(
-    rollout: tuple[list[int], list[bool], list[float]],
-) -> None:
-    tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
-    keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
-    assert keep_T[sampled_T].all()
-    assert keep_T[tokens_T != EOS].all()
-    assert build_keep_mask(tokens_T[keep_T], EOS, sampled_T[keep_T]).all()
-
-
-@examples(rollouts())
-def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(
-    rollout: tuple[list[int], list[bool], list[float]],
-) -> None:
-    """What stands before each sampled piece is what the inference server made of the prompt of that
-    turn.
-    """
-    tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
-    keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
-    for start, _ in find_sampled_spans(sampled_T):
-        before = tokens_T[:start]
-        doubled = (before[1:] == EOS) & (before[:-1] == EOS) & sampled_T[1:start]
-        # a sampled end of turn behind another stays in training, and no prompt knows what was
-        # sampled
-        if doubled.any():
-            continue
-        assert before[keep_T[:start]].tolist() == collapse_doubled_eos(before.tolist(), EOS)
-
-
-@examples(
-    st.floats(1e-9, 1),
-    st.integers(1, 400),
-    st.integers(0, 400),
-    st.sampled_from(["constant", "linear", "cosine"]),
-)
-def test_a_learning_rate_stays_within_its_peak(
-    peak: float, total: int, warmup: int, schedule: Any
-) -> None:
-    rates = [
-        compute_learning_rate(peak, step, total, schedule=schedule, warmup_steps=warmup)
-        for step in range(total)
-    ]
-    assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates)
-    assert (np.diff(rates[:warmup]) >= 0).all()
-    assert (np.diff(rates[warmup:]) <= 0).all()
-    if warmup < total:
-        assert max(rates) == pytest.approx(peak)

@@ -1,11 +1,10 @@
-"""Which model and which file a launch takes, and what is refused before anything is submitted."""
+"""Which base model and which examples a launch takes, and which it refuses."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from lachesis.agent import previews
 from lachesis.base.errors import (
-    CheckpointError,
     ConfigError,
     FieldValueError,
     LockedFieldError,
@@ -25,74 +23,13 @@ from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import launch_inputs
 from lachesis.orchestration.launch_inputs import LaunchRequest
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService
 from lachesis.supervision.process import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import sft_examples
 from lachesis.trainer.__main__ import parse_args, read_config
 from lachesis.validation.inference_tests import TestOptions
-from tests.runs.test_checkpoints import save
-
-Refused = Callable[..., Any]
-OWN = '''"""Sums by another name."""
-
-from lachesis.environment import TaskEnv
-
-
-class Own(TaskEnv):
-    """Say the word again."""
-
-    name = "own"
-
-    def load_dataset(self):
-        return [{"question": word} for word in ("stressed", "drawer", "live", "parts", "loop")]
-
-    def score_answer(self, item, answer):
-        return float(answer.strip() == item["question"])
-
-    def gold(self, item):
-        return item["question"]
-
-    def corrupt(self, item):
-        return item["question"] + "!"
-'''
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the environment `own`."""
-    folder = tmp_path_factory.mktemp("shared")
-    (folder / "mine").mkdir()
-    (folder / "mine" / "own.py").write_text(OWN)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def home(clean_environment: Path) -> Path:
-    return clean_environment
-
-
-@pytest.fixture
-def own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with an environment that no model of this home knows."""
-    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", "")  # a command that is given the file adds it
-    monkeypatch.chdir(shared / "mine")
-    return shared / "mine" / "own.py"
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a command that must fail; its error."""
-
-    def run(*words: str) -> Any:
-        assert main([*words, "--json"]) == 1
-        answer = json.loads(capsys.readouterr().out)
-        assert "\n" not in answer["error"]
-        return answer
-
-    return run
+from tests.orchestration.launch_inputs.conftest import Refused
 
 
 def taught(home: Path, name: str, digest: str = "0123abcd") -> Path:
@@ -303,111 +240,6 @@ def test_a_file_that_cannot_be_read_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FieldValueError, match="allowed: a readable JSONL file"):
         launch_inputs.resolve_examples_file(name)
-
-
-# --- from an earlier run
-# ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def earlier(random_model: str) -> str:
-    """A stopped run of the environment `arithmetic` with a checkpoint of step 4, of another model
-    and rank than the default's; its id.
-    """
-    return write_run(random_model, steps=(4,))
-
-
-def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
-    service = LachesisService()
-    environment = service.resolve(LaunchRequest("arithmetic")).environment
-    config = run_config.resolve_run_config(
-        "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
-    )
-    record = RunRecord(
-        run_id=run_id, environment="arithmetic", environment_file=environment.file_path,
-        profile="embedded", base_model=model,
-        total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
-    )  # fmt: skip
-    folder = service.store.create(record, config.to_yaml())
-    for step in steps:
-        save(Checkpoints(folder.checkpoints), step)
-    return run_id
-
-
-def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
-    config, _ = LachesisService().preview(LaunchRequest("arithmetic", start_from=f"{earlier}@4"))
-    assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
-    assert config.env.tokenizer_name == random_model
-
-
-def test_another_model_or_rank_than_the_checkpoints_is_refused(
-    earlier: str, random_model: str, refused: Refused
-) -> None:
-    begin = ("train", "arithmetic", "--from", f"{earlier}@4")
-    answer = refused(*begin, "--model", "tiny")
-    tiny = build.get_tiny_model_path(build.TinyModelRecipe(), Path(os.environ["LACHESIS_HOME"]))
-    assert (
-        f"has base model {random_model} and this run {tiny}; they must be equal, so leave it out"
-        in answer["error"]
-    )
-    assert "has lora_rank 8 and this run 16" in refused(*begin, "--set", "lora_rank=16")["error"]
-    assert refused(*begin)["code"] == "server_down"
-    assert refused(*begin, "--model", random_model)["code"] == "server_down"
-
-
-def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_sets_it(
-    earlier: str, refused: Refused
-) -> None:
-    answer = refused("resume", earlier, "--set", "learning_rate=1e-4")
-    before, _, after = answer["error"].partition("; to change other fields")
-    assert before == (
-        "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, "
-        "limits.max_tokens, "
-        "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, "
-        "limits.on_learning_failure"
-    )
-    command = after.split("`")[1]
-    assert command == f"lachesis train arithmetic --from {earlier}@4 --set learning_rate=VALUE"
-    assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
-
-
-@pytest.mark.parametrize(
-    ("limit", "value"),
-    [
-        ("max_hours", "9"),
-        ("max_tokens", "10_000"),
-        ("max_cost_usd", "1.5"),
-        ("on_stall", "stop"),
-        ("on_crash", "resume"),
-        ("stall_after_s", "30"),
-        ("on_learning_failure", "stop"),
-    ],
-)
-def test_every_limit_that_is_named_as_allowed_is(
-    earlier: str, refused: Refused, limit: str, value: str
-) -> None:
-    assert refused("resume", earlier, "--set", f"limits.{limit}={value}")["code"] == "server_down"
-    assert refused("resume", earlier, "--set", f"{limit}={value}")["code"] == "server_down"
-
-
-def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
-    from lachesis.agent.session import AgentSession
-
-    run_id = write_run(random_model, steps=())
-    error = refused("resume", run_id, "--set", "learning_rate=1e-4")["error"]
-    assert f"{run_id}@" not in error
-    command = error.split("`")[1]
-    assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
-    assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
-    assert "would start again from the beginning, because it has no checkpoint" in str(
-        previews.preview_resume(AgentSession("s"), run_id).message
-    )
-
-
-def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
-    folder = LachesisService().store.dir(earlier)
-    (folder.engine / "r" / "weights" / "4" / "adapter_model.safetensors").write_bytes(b"x" * 100)
-    assert refused("train", "arithmetic", "--from", f"{earlier}@4")["code"] == CheckpointError.code
 
 
 def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:

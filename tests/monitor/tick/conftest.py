@@ -1,0 +1,84 @@
+"""Runs on disk for the tests of the tick, and processes that end with each test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.base.timestamps import now_iso
+from lachesis.config import run_config as run_config
+from lachesis.orchestration import submit
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from tests.monitor.tick.runs import STARTED, Asked, Make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What was asked to end, and why; asking is not the tick's own work."""
+    found: Asked = []
+    monkeypatch.setattr(
+        submit, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason))
+    )
+    return found
+
+
+@pytest.fixture
+def make(store: RunStore) -> Iterator[Make]:
+    """A run that trains; its lock is held until the test ends."""
+    with contextlib.ExitStack() as held:
+
+        def run(
+            run_id: str = "0123abcd",
+            limits: dict[str, Any] | None = None,
+            *,
+            alive: bool = True,
+            **changes: Any,
+        ) -> RunRecord:
+            config = run_config.resolve_run_config(
+                "e", "embedded", {"limits": limits or {}}, model="m"
+            )
+            values: dict[str, Any] = {
+                "environment": "e",
+                "environment_file": "e.py",
+                "profile": "embedded",
+                "base_model": "m",
+            }
+            values |= {
+                "total_steps": 100,
+                "seed": 0,
+                "wandb_project": "p",
+                "wandb_run_name": "n",
+                "started_at": now_iso(),
+            }
+            values |= {
+                "status": "running",
+                "phase": "training",
+                "flow_run_id": "f",
+                "prefect_api_url": "http://127.0.0.1:1/api",
+            }
+            record = RunRecord.model_validate({"run_id": run_id, **values, **changes})
+            store.create(record, config.to_yaml())
+            if alive:
+                held.enter_context(store.dir(run_id).hold_alive_lock())
+            return record
+
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()

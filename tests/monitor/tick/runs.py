@@ -1,0 +1,53 @@
+"""A run that trains, and an environment that stands still, for the tests of the tick."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from lachesis.config import run_config as run_config
+from lachesis.orchestration import resuming, submit
+from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.runs.store import RunStore
+from tests.patience import deadline
+
+Make = Callable[..., RunRecord]
+Asked = list[tuple[str, str]]
+
+
+def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a resume of a run whose flow run has ended do everything but submit it."""
+    monkeypatch.setattr(resuming, "find_flow_run_to_resume", lambda record: None)
+    monkeypatch.setattr(submit, "submit_run", lambda store, record: record)
+
+
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Processes that a test has started."""
+
+
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that `ended` ends after the test."""
+    STARTED.append(subprocess.Popen(command, **options))
+    return STARTED[-1]
+
+
+def frozen(store: RunStore, run_id: str) -> None:
+    """The environment has stood still for two minutes, with its last beat."""
+    about = {"written_at": time.time() - 120, "last_group_at": time.time() - 120, "errors": {}}
+    store.dir(run_id).get_counters_file("environment").write_text(json.dumps(about))
+    process = start([sys.executable, "-c", "import time; time.sleep(600)"])
+    process.send_signal(19)
+    store.update(
+        run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")}
+    )
+    until = deadline(20)
+    while psutil.Process(process.pid).status() != "stopped":
+        assert time.monotonic() < until, "the process was not stopped"
+        time.sleep(0.02)
