@@ -34,7 +34,7 @@ import psutil
 from table import show
 
 from lachesis.base import paths
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 
 TOKEN = "tml-bench"

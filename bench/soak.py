@@ -18,7 +18,7 @@ from typing import Any
 from engine import TOKEN, ready, running
 from table import show
 
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 
 ROUNDS = 20

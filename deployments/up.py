@@ -42,7 +42,7 @@ from lachesis.orchestration.server import (
 from lachesis.orchestration.server_info import read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
-from lachesis.supervision.process import check_port, reserve_free_ports
+from lachesis.supervision.ports import check_port, reserve_free_ports
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Time limit for the start of the server and of the runner, for one that hangs.

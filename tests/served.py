@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.orchestration.server_info import server_file
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.endpoint import Endpoint, serving
 from tests.patience import deadline

@@ -107,7 +107,7 @@ def _describe_token_location() -> str:
 def _run_server(app: object, host: str, port: int, description: str) -> int:
     import uvicorn
 
-    from lachesis.supervision.process import check_port
+    from lachesis.supervision.ports import check_port
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)

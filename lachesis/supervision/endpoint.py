@@ -10,7 +10,8 @@ from pathlib import Path
 from lachesis.config.profiles import get_endpoint_key_name
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.supervision.health import make_http_readiness_check
-from lachesis.supervision.process import ServiceSpec, reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.process import ServiceSpec
 from lachesis.supervision.service_env import HOST, PYTHON_MODULE_COMMAND
 
 OPENROUTER_URL = "https://openrouter.ai/api/v1"

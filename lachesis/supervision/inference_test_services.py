@@ -16,7 +16,8 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.supervision.health import make_http_readiness_check
 from lachesis.supervision.plan import ServicePlan, with_env
-from lachesis.supervision.process import ServiceSpec, reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.process import ServiceSpec
 from lachesis.supervision.service_env import (
     HOST,
     PYTHON_MODULE_COMMAND,

@@ -14,7 +14,8 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
-from lachesis.supervision.process import ServiceSpec, get_service_role, reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.service_env import HOST, make_inference_client_env
 from lachesis.supervision.training_services import (
     EnvironmentServices,

@@ -1,4 +1,4 @@
-"""Compute advantages, weights, KL penalties and learning rates; pure functions on numpy arrays.
+"""Compute advantages, sequence weights and learning rates; pure functions on numpy arrays.
 
 The suffixes of names are those of `lachesis.trainer.batch`.
 """
@@ -45,27 +45,6 @@ def compute_sequence_weights(lengths_D: Sequence[int]) -> Array:
     lengths = np.asarray(lengths_D, np.float64)
     factors: Array = lengths.mean() / lengths
     return factors
-
-
-def compute_kl_penalties(
-    sampling_logprobs_D: Sequence[Array], base_logprobs_D: Sequence[Array], coefficient: float
-) -> tuple[list[Array], float]:
-    """Return what to add to the advantages of each datum's trained tokens, and the mean KL
-    divergence.
-
-    The divergence is the mean of lp - lp_base over all tokens: the estimate k1 of KL(policy ||
-    base) on the policy's own samples, in nats per token (Schulman 2020,
-    joschu.net/blog/kl-approx.html). The penalty is that on the reward, -coefficient (lp - lp_base)
-    per token (Ouyang et al. 2022, arXiv:2203.02155, eq. 2), with the mean over the batch as
-    baseline, so that the penalties add up to zero.
-    """
-    log_ratios_D = [
-        sampling - base for sampling, base in zip(sampling_logprobs_D, base_logprobs_D, strict=True)
-    ]
-    mean_log_ratio = float(np.concatenate(log_ratios_D).mean())
-    return [
-        -coefficient * (log_ratios - mean_log_ratio) for log_ratios in log_ratios_D
-    ], mean_log_ratio
 
 
 def compute_learning_rate(

@@ -26,7 +26,6 @@ from lachesis.rollout_api.scored_group import (
 from lachesis.trainer.advantages import (
     AdvantageEstimator,
     compute_advantages,
-    compute_kl_penalties,
     compute_sequence_weights,
 )
 from lachesis.trainer.distillation import compute_distillation_advantages
@@ -223,38 +222,12 @@ def to_batch(
             f"{first_index}: {batch.drop_reasons[first_index]}"
         )
     if not settings.has_kl_penalty:
-        _apply_loss_aggregation(batch, settings)
+        apply_loss_aggregation(batch, settings)
     return batch
 
 
-def add_kl_penalty(
-    batch: Batch, base_logprobs_D: Sequence[Array], coefficient: float, settings: BatchSettings
-) -> float:
-    """Add the KL penalty to the advantages of all trained tokens, then weight the rollouts.
-
-    Rollouts without any advantage after that are dropped.
-
-    Args:
-        batch: The batch, which is changed.
-        base_logprobs_D: The base model's log-probabilities of each datum's trained tokens.
-        coefficient: The weight of the penalty.
-        settings: How rollouts are weighted.
-
-    Returns:
-        The estimate of KL(policy || base) in nats per token.
-    """
-    sampling_logprobs_D = [
-        datum.logprobs[datum.loss_mask].astype(np.float64) for datum in batch.datums
-    ]
-    penalties_D, mean_kl = compute_kl_penalties(sampling_logprobs_D, base_logprobs_D, coefficient)
-    for datum, penalty in zip(batch.datums, penalties_D, strict=True):
-        datum.advantages[datum.loss_mask] += penalty.astype(np.float32)
-    batch.datums = [datum for datum in batch.datums if datum.advantages.any()]
-    _apply_loss_aggregation(batch, settings)
-    return mean_kl
-
-
-def _apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
+def apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
+    """Scale the advantages so that each rollout counts the same, if the settings ask for it."""
     if settings.loss_aggregation == "sequence_mean" and batch.datums:
         for datum, weight in zip(
             batch.datums,

@@ -15,8 +15,9 @@ from lachesis.runs.held_out import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile, WandbSink
 from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.advantages import compute_learning_rate
-from lachesis.trainer.batch import Batch, BatchSettings, add_kl_penalty, to_batch
+from lachesis.trainer.batch import Batch, BatchSettings, to_batch
 from lachesis.trainer.checkpoint_manager import CheckpointManager
+from lachesis.trainer.kl_penalty import add_kl_penalty
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup

@@ -12,7 +12,7 @@ import pytest
 
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.model_files import is_cached, require_model
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from tests.patience import POLL_S
 
 STATUSES = {

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from lachesis.base.json_text import Json
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
 from tests.patience import deadline

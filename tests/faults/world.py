@@ -24,7 +24,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.supervision.restart_policy import RESTART_RULES
 from lachesis.tiny_model import build
 from tests.patience import deadline

@@ -29,7 +29,7 @@ from lachesis.orchestration.suspension import (
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(300)

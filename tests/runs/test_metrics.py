@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.runs import metrics
 from lachesis.runs.metrics import WandbSink
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 
 
 def test_wandb_that_is_away_is_kept_offline(

@@ -19,7 +19,8 @@ from lachesis.supervision.health import (
     wait_until_ended,
     wait_until_healthy,
 )
-from lachesis.supervision.process import ServiceSpec, reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.process import ServiceSpec
 
 CHILD = str(Path(__file__).parents[1] / "child.py")
 

@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.base.errors import PortInUseError
 from lachesis.base.secrets import build_child_env, find_secret_values, read_passed_variables, redact
-from lachesis.supervision.process import check_port, reserve_free_ports
+from lachesis.supervision.ports import check_port, reserve_free_ports
 
 
 def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from lachesis.trainer.advantages import (
     compute_advantages,
-    compute_kl_penalties,
     compute_learning_rate,
     compute_sequence_weights,
 )
+from lachesis.trainer.kl_penalty import compute_kl_penalties
 
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0])
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.batch import BatchSettings, add_kl_penalty, to_batch
+from lachesis.trainer.batch import BatchSettings, to_batch
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
+from lachesis.trainer.kl_penalty import add_kl_penalty
 
 EOS = 99
 

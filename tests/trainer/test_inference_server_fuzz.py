@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.trainer.inference_server import create_app
 from lachesis.trainer.state import TrainerState
 from tests.conftest import end, wait_http

@@ -24,7 +24,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import launch_inputs
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.service import LachesisService
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import sft_examples
 from lachesis.trainer.__main__ import parse_args, read_config

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.process import reserve_free_ports
+from lachesis.supervision.ports import reserve_free_ports
 from lachesis.trainer.__main__ import bind_inference_socket, serve_in_background
 from lachesis.trainer.inference_server import create_app
 from lachesis.trainer.policy import Policy
