@@ -234,8 +234,8 @@ def test_a_launcher_ends_with_the_process_that_needs_it(
     home = new_home()
     place = World(home)
     script = (
-        "import time; from lachesis.orchestration.submit import Serving; Serving().__enter__(); "
-        "print('up', flush=True); time.sleep(600)"
+        "import time; from lachesis.orchestration.server import LauncherProcess; "
+        "LauncherProcess().__enter__(); print('up', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "LACHESIS_HOME": str(home)}
     with subprocess.Popen(
