@@ -14,6 +14,9 @@ TORCH := torch==2.13.0
 # Where PyTorch publishes builds without CUDA for Linux; used when there is no NVIDIA GPU.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Tests start hundreds of processes; without cached bytecode each would compile this project anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py suspension.py orchestration.py logs.py hosts.py)
 
 .PHONY: install demo test coverage faults serve lint house bench families clean

@@ -1,7 +1,8 @@
-"""How long an agent waits: each tool in-process on a home with 100 environments and 200 runs, and
-the start of each surface.
+"""Measure how long an agent waits for each tool, and for the start of each surface.
 
-python bench/agents.py [--repeat 200]
+The tools are called in-process on a home with 100 environments and 200 runs.
+
+    python bench/agents.py [--repeat 200]
 
 The ratios are against the project's own targets: 150 ms for the 95th percentile of a call, 3 s from
 the start of the MCP server to its list of tools, 0.4 s for `lachesis --help`, 2 s from the call of
@@ -46,9 +47,9 @@ def main() -> None:
     rows += [
         [
             "MCP: start to list of tools (s)",
-            *seconds([asyncio.run(mcp_tools()) for _ in range(5)], TARGET_TOOLS_S),
+            *make_seconds_row([asyncio.run(time_mcp_start()) for _ in range(5)], TARGET_TOOLS_S),
         ],
-        ["lachesis --help (s)", *seconds([run_help() for _ in range(10)], TARGET_HELP_S)],
+        ["lachesis --help (s)", *make_seconds_row([time_help() for _ in range(10)], TARGET_HELP_S)],
     ]
     title = f"agents ({ENVIRONMENTS} environments, {RUNS} runs, {LIVING} of them living)"
     show(
@@ -144,7 +145,7 @@ def measure_tools(living: str, repeat: int) -> list[list[object]]:
             to_compact_json(answer)
             assert error is None, answer
             times.append((time.perf_counter() - started) * 1000)
-        rows.append([f"{name} (ms)", *row(times, TARGET_MS, 1)])
+        rows.append([f"{name} (ms)", *make_row(times, TARGET_MS, 1)])
     return rows
 
 
@@ -162,10 +163,10 @@ def measure_start() -> list[object]:
         answer = TOOLS["rl_start_training"].run(call, {"allow_duplicate": True}).to_payload()
         times.append(time.perf_counter() - started)
         TOOLS["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
-    return ["rl_start_training until the run id (s)", *seconds(times, TARGET_START_S)]
+    return ["rl_start_training until the run id (s)", *make_seconds_row(times, TARGET_START_S)]
 
 
-async def mcp_tools() -> float:
+async def time_mcp_start() -> float:
     from mcp import Client, StdioServerParameters
 
     started = time.perf_counter()
@@ -175,7 +176,7 @@ async def mcp_tools() -> float:
         return time.perf_counter() - started
 
 
-def run_help() -> float:
+def time_help() -> float:
     started = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "lachesis.cli.main", "--help"], check=True, stdout=subprocess.DEVNULL
@@ -183,11 +184,11 @@ def run_help() -> float:
     return time.perf_counter() - started
 
 
-def seconds(times: list[float], target: float) -> list[object]:
-    return row(times, target, 2)
+def make_seconds_row(times: list[float], target: float) -> list[object]:
+    return make_row(times, target, 2)
 
 
-def row(times: list[float], target: float, digits: int) -> list[object]:
+def make_row(times: list[float], target: float, digits: int) -> list[object]:
     p95 = statistics.quantiles(times, n=20, method="inclusive")[-1]
     return [
         f"{statistics.median(times):.{digits}f}",

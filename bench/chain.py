@@ -48,19 +48,21 @@ def main() -> None:
     args = parser.parse_args()
     model = str(build.ensure_tiny_model(build.TinyModelRecipe()))
     times_by_name = {
-        "torch by hand": [by(sys.executable, "torch", model, seed) for seed in args.seeds]
+        "torch by hand": [
+            run_reinforce(sys.executable, "torch", model, seed) for seed in args.seeds
+        ]
     }
     if args.trl:
-        times_by_name["TRL"] = [by(args.trl, "trl", model, seed) for seed in args.seeds]
+        times_by_name["TRL"] = [run_reinforce(args.trl, "trl", model, seed) for seed in args.seeds]
     with server.LauncherProcess():
         times_by_name["Lachesis, two batches may wait"] = [
-            ours(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
+            measure_lachesis(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
         ]
-        times_by_name["Lachesis"] = [ours(seed) for seed in args.seeds]
-    mine = middle(times_by_name["Lachesis"])
+        times_by_name["Lachesis"] = [measure_lachesis(seed) for seed in args.seeds]
+    mine = compute_medians(times_by_name["Lachesis"])
     rows: list[list[object]] = []
     for name, times in times_by_name.items():
-        own = middle(times)
+        own = compute_medians(times)
         rows.append(
             [
                 name,
@@ -81,14 +83,14 @@ def main() -> None:
         columns,
         rows,
     )
-    outside = statistics.median(share for seed in args.seeds for share in outside_shares(seed))
+    outside = statistics.median(share for seed in args.seeds for share in measure_own_shares(seed))
     print(f"outside Tinker calls and waits: {100 * outside:.1f} % of a step (target: 5)")
 
 
 RUNS: dict[int, str] = {}
 
 
-def ours(seed: int, *edits: tuple[str, object]) -> Times:
+def measure_lachesis(seed: int, *edits: tuple[str, object]) -> Times:
     service = LachesisService()
     began = time.time()
     record = service.start(LaunchRequest("arithmetic", edits=(*EDITS, *edits), seed=seed))
@@ -102,9 +104,10 @@ def ours(seed: int, *edits: tuple[str, object]) -> Times:
     return end - first, end - began, int(reached["step"])
 
 
-def outside_shares(seed: int) -> list[float]:
-    """Return the share of each step in which the trainer waited neither for rollouts nor for the
-    server.
+def measure_own_shares(seed: int) -> list[float]:
+    """Return the share of each step that the trainer spent on its own work.
+
+    It is the time that is neither waiting for rollouts nor for the server, over the step's time.
     """
     waits = (
         "time/rollouts",
@@ -117,7 +120,7 @@ def outside_shares(seed: int) -> list[float]:
     return [1 - sum(step.get(name) or 0.0 for name in waits) / step["time/step"] for step in steps]
 
 
-def by(python: str, kind: str, model: str, seed: int) -> Times:
+def run_reinforce(python: str, kind: str, model: str, seed: int) -> Times:
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +139,7 @@ def by(python: str, kind: str, model: str, seed: int) -> Times:
     return result["seconds"], whole, result["steps"]
 
 
-def middle(times: list[Times]) -> Times:
+def compute_medians(times: list[Times]) -> Times:
     return tuple(statistics.median(column) for column in zip(*times, strict=True))  # type: ignore[return-value]
 
 

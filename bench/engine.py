@@ -1,17 +1,17 @@
-"""The embedded engine beside what a user could take instead, on one machine, in one run: ratios of
-ours to the other.
+"""Compare the speed of the embedded engine with what a user could take instead.
 
-python bench/engine.py [--model FOLDER …] [--skyrl PYTHON]
+All contenders run on this machine in one run; the table has the ratios of ours to the others.
+
+    python bench/engine.py [--model FOLDER …] [--skyrl PYTHON]
 
 Without `--model` the tiny model of `lachesis demo`, and a randomly initialised Qwen3 of 48 million
 parameters. On a machine with a GPU the same script measures there. `--skyrl` is the interpreter of
 an environment of its own, with SkyRL-tx:
 
-pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax
+    pip install "skyrl-tx[tinker]==0.3.0" tinker==0.16.1 jax flax optax
 
-See `bench/work.py` for what is done. `no model at all` is our server with answers that cost
-nothing: what the SDK and HTTP take by themselves, which is the most that any server could reach;
-see `bench/nothing.py`.
+`bench/work.py` does the work that is timed. `no model at all` is our server with answers that cost
+nothing (`bench/nothing.py`): the speed that the SDK and HTTP allow, which no server can exceed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lachesis.tiny_model import build
 TOKEN = "tml-bench"
 WORK = str(Path(__file__).with_name("work.py"))
 ROWS = ("sample 1", "sample 16", "sample 128", "sample 8x16", "train")
-Found = dict[str, float]
+Rates = dict[str, float]
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--skyrl", metavar="PYTHON")
     args = parser.parse_args()
     for model in args.model or [build.ensure_tiny_model(build.TinyModelRecipe()), medium()]:
-        compare(str(model), args.skyrl)
+        compare_engines(str(model), args.skyrl)
 
 
 def medium() -> Path:
@@ -73,23 +73,23 @@ def medium() -> Path:
     return folder
 
 
-def compare(model: str, skyrl: str | None) -> None:
+def compare_engines(model: str, skyrl: str | None) -> None:
     measures = {
-        "Lachesis": lambda: ours(model),
-        "no model at all": lambda: ours(model, [str(Path(__file__).with_name("nothing.py"))]),
-        "torch by hand": lambda: work(sys.executable, "torch", model),
-        "generate per request": lambda: work(sys.executable, "generate", model),
+        "Lachesis": lambda: measure_lachesis(model),
+        "no model at all": lambda: measure_lachesis(
+            model, [str(Path(__file__).with_name("nothing.py"))]
+        ),
+        "torch by hand": lambda: run_work(sys.executable, "torch", model),
+        "generate per request": lambda: run_work(sys.executable, "generate", model),
     }
     if skyrl:
-        measures["SkyRL-tx"] = lambda: theirs(model, skyrl)
+        measures["SkyRL-tx"] = lambda: measure_skyrl(model, skyrl)
     contenders = {}
     for name, measure in measures.items():
         contenders[name] = measure()
         print(name, json.dumps(contenders[name]), file=sys.stderr, flush=True)
-    mine, others = (
-        contenders["Lachesis"],
-        {name: rates for name, rates in contenders.items() if name != "Lachesis"},
-    )
+    mine = contenders["Lachesis"]
+    others = {name: rates for name, rates in contenders.items() if name != "Lachesis"}
     rows: list[list[object]] = []
     for name in ROWS:
         ratios = [
@@ -109,18 +109,18 @@ def compare(model: str, skyrl: str | None) -> None:
     show(f"engine, {Path(model).name} (above 1: ours is faster, or smaller)", columns, rows)
 
 
-def work(python: str, kind: str, *rest: str) -> Found:
+def run_work(python: str, kind: str, *rest: str) -> Rates:
     env = {**os.environ, "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [python, WORK, kind, *rest], env=env, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
-    rates: Found = json.loads(done.stdout.splitlines()[-1])
+    rates: Rates = json.loads(done.stdout.splitlines()[-1])
     return {"peak memory": rates["memory of this process"], **rates} if kind != "server" else rates
 
 
-def ours(model: str, program: list[str] | None = None) -> Found:
+def measure_lachesis(model: str, program: list[str] | None = None) -> Rates:
     with tempfile.TemporaryDirectory() as store:
         port = reserve_free_ports(1)[0]
         program = program or ["-m", "lachesis.engine"]
@@ -134,7 +134,7 @@ def ours(model: str, program: list[str] | None = None) -> Found:
             "--store",
             store,
         ]
-        return measured(
+        return measure_process(
             command,
             {"LACHESIS_ENGINE_TOKEN": TOKEN},
             f"http://127.0.0.1:{port}",
@@ -143,9 +143,11 @@ def ours(model: str, program: list[str] | None = None) -> Found:
         )
 
 
-def theirs(model: str, python: str) -> Found:
-    """Measure SkyRL's engine. It starts by `uv`; here a script starts it in the environment that
-    exists. Its older transformers knows the tokenizer's class and one setting by other names.
+def measure_skyrl(model: str, python: str) -> Rates:
+    """Measure SkyRL's engine.
+
+    It starts itself with `uv`, which a script replaces here, so that the existing environment is
+    used. Its older transformers knows the tokenizer's class and one setting by other names.
     """
     with tempfile.TemporaryDirectory() as store:
         copy = Path(store) / "model"
@@ -172,26 +174,28 @@ def theirs(model: str, python: str) -> Found:
             "--backend-config", '{"max_lora_adapters": 3, "max_lora_rank": 32}',
         ]  # fmt: skip
         env = {"JAX_PLATFORMS": "cpu", "PATH": f"{store}:{os.environ['PATH']}"}
-        return measured(command, env, f"http://127.0.0.1:{port}", python, model)
+        return measure_process(command, env, f"http://127.0.0.1:{port}", python, model)
 
 
-def measured(command: list[str], env: dict[str, str], url: str, python: str, model: str) -> Found:
-    """Start a server, have it do the work, and look at its memory."""
+def measure_process(
+    command: list[str], env: dict[str, str], url: str, python: str, model: str
+) -> Rates:
+    """Start a server, run the work against it, and return the speeds and the peak memory."""
     started = time.perf_counter()
-    with running(command, env) as process:
-        ready(url, process)
+    with run_server(command, env) as process:
+        wait_until_ready(url, process)
         start = time.perf_counter() - started
-        rates = work(python, "server", url, TOKEN, model)
-        family = [
+        rates = run_work(python, "server", url, TOKEN, model)
+        processes = [
             psutil.Process(process.pid),
             *psutil.Process(process.pid).children(recursive=True),
         ]
-        peak = sum(peak_bytes(process.pid) for process in family)
+        peak = sum(read_peak_bytes(process.pid) for process in processes)
     return {**rates, "start to first answer": start, "peak memory": peak / 1e9}
 
 
 @contextlib.contextmanager
-def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def run_server(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(
             command,
@@ -212,7 +216,7 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
             process.wait()
 
 
-def ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 300
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -224,7 +228,7 @@ def ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"{process.args} is not ready after 300 s")
 
 
-def peak_bytes(pid: int) -> int:
+def read_peak_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 

@@ -1,7 +1,6 @@
-"""What environments cost: finding many of them, running a program in the sandbox, and the time that
-an environment adds to the engine's.
+"""Measure what environments cost: discovery, the sandbox, and the time added to the engine's.
 
-python bench/environments.py
+    python bench/environments.py
 
 Ratios in one run on this machine: discovery beside reading the same files alone, the sandbox beside
 the same program without one, and rollouts through a TaskEnv beside the same requests sent by hand.
@@ -46,25 +45,25 @@ GROUPS, GROUP, WARM = 60, 16, 10
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        finding(Path(folder))
-    asyncio.run(sandbox())
+        measure_discovery(Path(folder))
+    asyncio.run(measure_sandbox())
     for name, model in (
         ("arithmetic", None),
-        ("reverse_text", taught("reverse_text")),
+        ("reverse_text", build_taught_model("reverse_text")),
         ("reverse_text", medium()),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            process(name, model, Path(folder))
+            measure_process(name, model, Path(folder))
 
 
-def taught(name: str) -> Path:
+def build_taught_model(name: str) -> Path:
     """Build a model as `lachesis model build --for` does, whose answers are as long as those of the
     task.
     """
     return teach.ensure_environment_model((describe.find_environment(name), {}))
 
 
-def finding(folder: Path) -> None:
+def measure_discovery(folder: Path) -> None:
     """Environments as `lachesis env new` makes them; the first time, again, and after some of them
     were changed.
     """
@@ -81,10 +80,10 @@ def finding(folder: Path) -> None:
         for file in folder.glob("*.py"):
             file.read_text()
 
-    first, again, alone = seconds(look), seconds(look), seconds(read)
+    first, again, alone = measure_s(look), measure_s(look), measure_s(read)
     for number in range(TOUCHED):
         (folder / f"env_{number}.py").touch()
-    changed = seconds(look)
+    changed = measure_s(look)
     rows: list[list[object]] = [
         ["the first time", f"{first:.3f}", f"{first / alone:.1f}"],
         ["again, in the same process", f"{again:.3f}", f"{again / alone:.1f}"],
@@ -95,13 +94,13 @@ def finding(folder: Path) -> None:
     )
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def measure_s(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
-async def sandbox() -> None:
+async def measure_sandbox() -> None:
     """Measure programs one after the other, and as many at once as there are cores, beside the same
     programs in a bare child.
     """
@@ -125,7 +124,7 @@ async def sandbox() -> None:
 
     rows: list[list[object]] = []
     times = {
-        name: await one_by_one(call) for name, call in (("confined", confined), ("bare", bare))
+        name: await time_sequential(call) for name, call in (("confined", confined), ("bare", bare))
     }
     overhead = 1000 * (times["confined"] - times["bare"])
     whole = 1000 * times["confined"]
@@ -137,7 +136,9 @@ async def sandbox() -> None:
             f"{overhead:.0f} ms more",
         ]
     )
-    rate = {name: await at_once(call) for name, call in (("confined", confined), ("bare", bare))}
+    rate = {
+        name: await time_concurrent(call) for name, call in (("confined", confined), ("bare", bare))
+    }
     rows.append(
         ["a second", f"{rate['confined']:.0f}", f"{rate['bare'] / rate['confined']:.2f}", ""]
     )
@@ -145,7 +146,7 @@ async def sandbox() -> None:
     show("a program in the sandbox (targets: 80 ms overhead, 8 a second)", columns, rows)
 
 
-async def one_by_one(call: Callable[[], Awaitable[None]]) -> float:
+async def time_sequential(call: Callable[[], Awaitable[None]]) -> float:
     durations = []
     for _ in range(RUNS):
         started = time.perf_counter()
@@ -154,13 +155,13 @@ async def one_by_one(call: Callable[[], Awaitable[None]]) -> float:
     return statistics.median(durations)
 
 
-async def at_once(call: Callable[[], Awaitable[None]]) -> float:
+async def time_concurrent(call: Callable[[], Awaitable[None]]) -> float:
     started = time.perf_counter()
     await asyncio.gather(*(call() for _ in range(2 * RUNS)))
     return 2 * RUNS / (time.perf_counter() - started)
 
 
-def process(name: str, model: Path | None, folder: Path) -> None:
+def measure_process(name: str, model: Path | None, folder: Path) -> None:
     """Groups that an environment's process makes one after the other, beside the same requests sent
     to the same server by hand, one after the other: what is more is tokenising, scoring and
     Atropos.
@@ -199,7 +200,9 @@ def process(name: str, model: Path | None, folder: Path) -> None:
         group.start(service)
         wait_until_ended(group, service, needs=[])
         lines = read_json_lines(output)
-        by_hand = ask(lines, config, plan.trainer_url, plan.client_env["LACHESIS_INFERENCE_TOKEN"])
+        by_hand = send_by_hand(
+            lines, config, plan.trainer_url, plan.client_env["LACHESIS_INFERENCE_TOKEN"]
+        )
     counts = read_counts(folder / "counters.json") or {}
     theirs = sum(group["seconds"] for group in counts["per_group"][WARM:]) / (GROUPS - WARM)
     rows: list[list[object]] = [
@@ -214,7 +217,7 @@ def process(name: str, model: Path | None, folder: Path) -> None:
     )
 
 
-def ask(lines: list[dict[str, Any]], config: RunConfig, url: str, token: str) -> float:
+def send_by_hand(lines: list[dict[str, Any]], config: RunConfig, url: str, token: str) -> float:
     """Seconds per group, after the first ones."""
     took, most = [], (config.env.model_extra or {})["max_answer_tokens"]
     with httpx.Client(

@@ -1,9 +1,9 @@
-"""How often the judgement of learning is right: simulated runs of five kinds, judged repeatedly as
-the monitor does.
+"""Measure how often the monitor's judgement of learning is right.
 
-A run of a simulation has groups of rollouts with rewards 0 or 1. Each prompt has a difficulty of
-its own, and the policy's level wanders slowly, so that the noise of successive steps is alike. The
-table has, per kind, the share of runs that were ever called each word, and when.
+Runs of five kinds are simulated, and judged repeatedly as the monitor does. A simulated run has
+groups of rollouts with rewards 0 or 1. Each prompt has its own difficulty, and the policy's level
+drifts slowly, so the noise of successive steps is correlated. The table shows, for each kind, the
+share of runs that were ever given each judgement, and when.
 """
 
 from __future__ import annotations

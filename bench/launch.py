@@ -1,4 +1,4 @@
-"""From submission to all services healthy, and where the time goes. The old system slept for 135 s.
+"""Measure the time from the submission of a run until all its services are healthy, by stage.
 
 python bench/launch.py [--repeat 3]
 """
@@ -29,7 +29,7 @@ def main() -> None:
     started = time.monotonic()
     with server.LauncherProcess():
         serving = time.monotonic() - started
-        measured = [one_launch(LachesisService()) for _ in range(args.repeat)]
+        measured = [time_launch(LachesisService()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
     for name in measured[0]:
         value = statistics.median(seconds_by_name[name] for seconds_by_name in measured)
@@ -43,7 +43,7 @@ def main() -> None:
     )
 
 
-def one_launch(service: LachesisService) -> dict[str, float]:
+def time_launch(service: LachesisService) -> dict[str, float]:
     """Launch, wait until healthy, stop; seconds since submission and of every task."""
     edits = (("total_steps", 100000), ("tinker.use_wandb", False))
     record = service.start(LaunchRequest("arithmetic", edits=edits))
@@ -57,7 +57,7 @@ def one_launch(service: LachesisService) -> dict[str, float]:
     assert record.started_at is not None
     assert record.healthy_at is not None
     times = {"submit to flow start": seconds_between(record.created_at, record.started_at)}
-    times |= task_times(record.flow_run_id or "")
+    times |= read_task_times(record.flow_run_id or "")
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
     stopped = time.monotonic()
     service.stop(run_id)
@@ -67,7 +67,7 @@ def one_launch(service: LachesisService) -> dict[str, float]:
     return times
 
 
-def task_times(flow_run_id: str) -> dict[str, float]:
+def read_task_times(flow_run_id: str) -> dict[str, float]:
     """Seconds of each waiting task, as the Prefect server has recorded them."""
     time.sleep(5)  # task states reach the server late
     tasks = PrefectApi()._request(

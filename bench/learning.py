@@ -1,10 +1,8 @@
-"""Does the demo learn, for every seed, and how fast? What would the monitor have said of it after
-each step?
+"""Measure whether and how fast the demo learns, seed by seed, and how the monitor judges it.
 
-python bench/learning.py [--seeds 0 1 2 3 4] [--environment NAME …]
+    python bench/learning.py [--seeds 0 1 2 3 4] [--environment NAME …]
 
-Another environment than `arithmetic` is learned by a tiny model that was taught the form of its
-answers first.
+For an environment other than `arithmetic`, the tiny model is first taught the form of its answers.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def main() -> None:
             else teach.ensure_environment_model((describe.find_environment(name), {}))
         )
         with server.LauncherProcess():
-            rows = [learned(service, name, str(model), seed) for seed in args.seeds]
+            rows = [measure_learning(service, name, str(model), seed) for seed in args.seeds]
         targets = (
             "first <= 0.35, last >= 0.85, training <= 180 s"
             if name == "arithmetic"
@@ -48,7 +46,7 @@ def main() -> None:
         show(f"learning {name} (targets: {targets}, never broken)", columns, rows)
 
 
-def learned(service: LachesisService, name: str, model: str, seed: int) -> list[object]:
+def measure_learning(service: LachesisService, name: str, model: str, seed: int) -> list[object]:
     record = service.start(
         LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed)
     )
@@ -66,8 +64,8 @@ def learned(service: LachesisService, name: str, model: str, seed: int) -> list[
     return [
         seed,
         record.status,
-        *(_short(results["reward"][name]) for name in ("first", "last")),
-        *(_short(results["held_out"].get(name)) for name in ("before", "after")),
+        *(_format_value(results["reward"][name]) for name in ("first", "last")),
+        *(_format_value(results["held_out"].get(name)) for name in ("before", "after")),
         f"{steps[-1]['time'] - steps[0]['time']:.0f}",
         "–" if good is None else f"{good:.0f}",
         f"{seconds_between(record.created_at, record.ended_at):.0f}",
@@ -75,7 +73,7 @@ def learned(service: LachesisService, name: str, model: str, seed: int) -> list[
     ]
 
 
-def _short(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 

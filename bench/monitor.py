@@ -1,8 +1,8 @@
-"""What a tick of the monitor costs: seconds and memory with 25, 50 and 100 living runs, and what it
-adds to Prefect's database.
+"""Measure the seconds and memory of a monitor's tick, and its growth of Prefect's database.
 
-The runs are records with metrics of 300 steps; their services are one simulated server. The Prefect
-server, its database, the runner and the flow runs of the ticks are real.
+It does so with 25, 50 and 100 active runs. The runs are records with metrics of 300 steps, and one
+simulated server answers for their services. The Prefect server, its database, the runner and the
+flow runs of the ticks are real.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> N
             )
 
 
-def seconds(store: RunStore, repeat: int = 3) -> float:
+def measure_tick_s(store: RunStore, repeat: int = 3) -> float:
     Monitor(store).tick()  # makes the artifacts
     taken = []
     for _ in range(repeat):
@@ -115,14 +115,14 @@ def seconds(store: RunStore, repeat: int = 3) -> float:
     return sorted(taken)[repeat // 2]
 
 
-def database(home: Path) -> int:
+def measure_database_bytes(home: Path) -> int:
     return sum(file.stat().st_size for file in (home / "prefect").glob("prefect.db*"))
 
 
-def flow_ticks(home: Path, url: str) -> float:
+def time_flow_ticks(home: Path, url: str) -> float:
     """Kilobytes that a tick adds, as a flow run in the runner."""
     deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()["id"]
-    before = database(home)
+    before = measure_database_bytes(home)
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}
         flow_run_id = post(f"{url}/deployments/{deployment}/create_flow_run", body)["id"]
@@ -132,10 +132,10 @@ def flow_ticks(home: Path, url: str) -> float:
             ),
             60,
         )
-    return (database(home) - before) / 1024 / TICKS
+    return (measure_database_bytes(home) - before) / 1024 / TICKS
 
 
-def row(what: str, measured: float, target: float, digits: int = 0) -> list[object]:
+def make_row(what: str, measured: float, target: float, digits: int = 0) -> list[object]:
     return [what, f"{measured:.{digits}f}", f"{target:.0f}", f"{target / max(measured, 1e-9):.1f}"]
 
 
@@ -150,12 +150,16 @@ def main() -> None:
             for count in (25, 50, 100):
                 make_runs(store, url, port, num_made, count - num_made)
                 num_made = count
-                took = seconds(store)
-                rows.append(row(f"tick with {count} runs (s)", took, TARGETS["seconds"], digits=2))
+                took = measure_tick_s(store)
+                rows.append(
+                    make_row(f"tick with {count} runs (s)", took, TARGETS["seconds"], digits=2)
+                )
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            rows.append(row("memory of this process (MiB)", memory, TARGETS["MiB"]))
-            grown = flow_ticks(home, url)
-            rows.append(row(f"database, mean of {TICKS} ticks (KB)", grown, TARGETS["KB a tick"]))
+            rows.append(make_row("memory of this process (MiB)", memory, TARGETS["MiB"]))
+            grown = time_flow_ticks(home, url)
+            rows.append(
+                make_row(f"database, mean of {TICKS} ticks (KB)", grown, TARGETS["KB a tick"])
+            )
         server.terminate()
     show("monitor", ["what", "measured", "target", "target / measured"], rows)
 

@@ -1,8 +1,9 @@
-"""The embedded engine with its model left out: every answer is there at once. What a client
-measures at it is the cost of the protocol, on both sides: no server of whatever speed can give the
-SDK more.
+"""Serve the embedded engine without computing anything, so that every answer is ready at once.
 
-python bench/nothing.py --model FOLDER --port N --store DIR      as `python -m lachesis.engine`
+A client that is timed against it measures the cost of the protocol on both sides, which bounds the
+speed of any server. The options are those of `python -m lachesis.engine`:
+
+    python bench/nothing.py --model FOLDER --port N --store DIR
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from lachesis.engine.sampler import Sampler, SamplingJob
 from lachesis.engine.training import TrainingModel
 
 
-def at_once(self: Sampler, job: SamplingJob) -> None:
+def sample_at_once(self: Sampler, job: SamplingJob) -> None:
+    """Answer a request with zeros of full length."""
     count = job.request.max_tokens or 1
     sequences = [
         SampledSequence([0] * count, [-1.0] * count, has_stopped=False)
@@ -28,21 +30,23 @@ def at_once(self: Sampler, job: SamplingJob) -> None:
     job.on_done(SampleResponse(sequences))
 
 
-def no_passes(
+def compute_nothing(
     self: TrainingModel, data: list[Any], loss_fn: str, config: Any, *, forward_only: bool
 ) -> Generator[None, None, Any]:
+    """Return log-probabilities of zero without a pass through the model."""
     yield
     return [np.zeros(len(datum.tokens), np.float32) for datum in data], {"loss:sum": 0.0}
 
 
-def no_step(self: TrainingModel, adam: dict[str, Any]) -> dict[str, float]:
+def skip_update(self: TrainingModel, adam: dict[str, Any]) -> dict[str, float]:
+    """Return no metrics, and leave the weights as they are."""
     return {}
 
 
 if __name__ == "__main__":
     Sampler.add, TrainingModel.forward_backward, TrainingModel.optim_step = (
-        at_once,
-        no_passes,
-        no_step,
+        sample_at_once,
+        compute_nothing,
+        skip_update,
     )  # type: ignore[method-assign]
     sys.exit(engine.main())

@@ -1,6 +1,8 @@
-"""How long a batch of 128 rollouts of 8,000 tokens keeps the event loop of the trainer, which also
-serves inference, from answering: the longest pause of the loop while a batch is fetched and made
-into datums, as this program does it, over that of `json.loads` and `to_batch` in the loop itself.
+"""Measure how long a large batch keeps the trainer's event loop, which serves inference, busy.
+
+The batch has 128 rollouts of 8,000 tokens. The ratio compares the loop's longest pause while the
+trainer fetches the batch and turns it into datums with the pause when `json.loads` and
+`to_batch` run in the loop itself.
 
     python bench/pauses.py [--rollouts 128] [--tokens 8000]
 """
@@ -44,7 +46,7 @@ def make_batch(rollouts: int, tokens: int) -> bytes:
     return json.dumps({"batch": groups}).encode()
 
 
-async def serve(body: bytes) -> asyncio.Server:
+async def serve_batch(body: bytes) -> asyncio.Server:
     headers = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
     head = f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n".encode()
 
@@ -62,7 +64,7 @@ async def serve(body: bytes) -> asyncio.Server:
     return await asyncio.start_server(answer, "127.0.0.1", 0)
 
 
-async def longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+async def measure_longest_pause(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
     """Seconds that the loop did not get round for, at most, and that the work took."""
     longest, running = 0.0, True
 
@@ -92,7 +94,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=8000)
     args = parser.parse_args()
     body = make_batch(args.rollouts, args.tokens)
-    server = await serve(body)
+    server = await serve_batch(body)
     atropos = RolloutClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
 
     async def in_the_loop() -> None:
@@ -107,7 +109,7 @@ async def main() -> None:
 
     pauses = {}
     for name, work in (("in the loop", in_the_loop), ("beside it", beside_it)):
-        rounds = [await longest_pause(work) for _ in range(3)]
+        rounds = [await measure_longest_pause(work) for _ in range(3)]
         pause, took = (sorted(values)[1] for values in zip(*rounds, strict=True))
         pauses[name] = pause
         print(f"{name}: longest pause {1000 * pause:.0f} ms, {took:.2f} s in all")

@@ -1,11 +1,12 @@
-"""Reinforcement of the tiny model on sums without Lachesis, for `bench/chain.py`: the same model,
-adapter, batch and learning rate.
+"""Train the tiny model on sums by reinforcement without Lachesis, for `bench/chain.py`.
 
-python bench/reinforce.py torch MODEL SEED     a loop by hand: sample, score, update python
-bench/reinforce.py trl MODEL SEED       GRPOTrainer of TRL
+The model, adapter, batch and learning rate are those of the run that it is compared with:
 
-Ends when the mean reward of a batch has reached 0.85 and prints, as JSON, the seconds since the
-first batch was begun and the steps.
+    python bench/reinforce.py torch MODEL SEED    a loop by hand: sample, score, update
+    python bench/reinforce.py trl MODEL SEED      the GRPOTrainer of TRL
+
+The program ends when a batch's mean reward has reached 0.85. It prints the number of steps and the
+seconds since the start of the first batch as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RATE, RANK = 1.5e-3, 32
 LARGEST = 9
 
 
-def sums(seed: int) -> list[tuple[str, str]]:
+def make_sums(seed: int) -> list[tuple[str, str]]:
     """The training sums of the environment `arithmetic`, in an order of this seed."""
     numbers = range(LARGEST + 1)
     items = [(f"{a}+{b}=", str(a + b)) for a in numbers for b in numbers]
@@ -30,7 +31,7 @@ def sums(seed: int) -> list[tuple[str, str]]:
     return random.Random(seed).sample(items[20:], 80)
 
 
-def by_hand(model: str, seed: int) -> tuple[float, int]:
+def train_by_hand(model: str, seed: int) -> tuple[float, int]:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -48,7 +49,7 @@ def by_hand(model: str, seed: int) -> tuple[float, int]:
         1e-8,
         0.0,
     )
-    items, started = sums(seed), time.perf_counter()
+    items, started = make_sums(seed), time.perf_counter()
     for step in range(MOST_STEPS):
         chosen = [items[(step * GROUPS + index) % len(items)] for index in range(GROUPS)]
         prompt_ids = [
@@ -88,7 +89,7 @@ def by_hand(model: str, seed: int) -> tuple[float, int]:
     raise SystemExit(f"the reward is below {GOAL} after {MOST_STEPS} steps")
 
 
-def by_trl(model: str, seed: int) -> tuple[float, int]:
+def train_with_trl(model: str, seed: int) -> tuple[float, int]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
@@ -115,9 +116,9 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = bool(reached)
 
-    rows = [{"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in sums(seed)] * (
-        MOST_STEPS * GROUPS // 80
-    )
+    rows = [
+        {"prompt": [{"role": "user", "content": q}], "answer": a} for q, a in make_sums(seed)
+    ] * (MOST_STEPS * GROUPS // 80)
     options = GRPOConfig(
         output_dir="unused", use_cpu=True, seed=seed, per_device_train_batch_size=GROUPS * SAMPLES,
         num_generations=SAMPLES,
@@ -147,7 +148,7 @@ def by_trl(model: str, seed: int) -> tuple[float, int]:
 
 def main() -> None:
     kind, model, seed = sys.argv[1:]
-    seconds, steps = {"torch": by_hand, "trl": by_trl}[kind](model, int(seed))
+    seconds, steps = {"torch": train_by_hand, "trl": train_with_trl}[kind](model, int(seed))
     print(json.dumps({"seconds": seconds, "steps": steps}))
 
 

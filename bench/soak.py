@@ -1,7 +1,8 @@
-"""Many clients for long: 64 threads that open sessions, sample, train a little, and leave, at one
-engine; errors, and its memory over time.
+"""Load one engine with many clients for a long time, and print its errors and memory.
 
-python bench/soak.py [--minutes 60] [--clients 64]
+Each of the 64 threads repeatedly opens a session, samples, trains a little, and closes it.
+
+    python bench/soak.py [--minutes 60] [--clients 64]
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> None:
             until = started + 60 * args.minutes
             for number in range(args.clients):
                 threading.Thread(
-                    target=client, args=(url, model, number, until, counts), daemon=True
+                    target=run_client, args=(url, model, number, until, counts), daemon=True
                 ).start()
             while time.monotonic() < until:
                 time.sleep(min(10.0, max(0.1, until - time.monotonic())))
@@ -68,18 +69,18 @@ def main() -> None:
     show(f"soak, {args.clients} clients: {counts}", ["minute", "MB of the engine"], rows)
 
 
-def client(url: str, model: str, number: int, until: float, counts: dict[str, int]) -> None:
+def run_client(url: str, model: str, number: int, until: float, counts: dict[str, int]) -> None:
     draw = random.Random(number)
     while time.monotonic() < until:
         try:
-            session(url, model, draw, number % 4 == 0, until, counts)
+            run_session(url, model, draw, number % 4 == 0, until, counts)
         except Exception as error:
             if time.monotonic() < until:
                 counts["errors"] += 1
                 print(f"client {number}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def session(
+def run_session(
     url: str, model: str, draw: random.Random, trains: bool, until: float, counts: dict[str, int]
 ) -> None:
     import numpy as np

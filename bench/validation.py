@@ -1,10 +1,9 @@
-"""How long a validation takes: without keys from its submission, and three models of an endpoint at
-once against one alone.
+"""Measure how long a validation takes.
 
-python bench/validation.py [--repeat 3]
+It is timed without keys, from its submission, and at an endpoint, with three models at once and
+with one alone. The endpoint is a local server that delays each answer as a distant one would.
 
-The endpoint is a server of ours that takes its time over each answer, as one at the other end of a
-network does.
+    python bench/validation.py [--repeat 3]
 """
 
 from __future__ import annotations
@@ -44,16 +43,18 @@ def main() -> None:
         from lachesis.orchestration.server import LauncherProcess
 
         with LauncherProcess():
-            keyless = [tested(TestOptions())[0] for _ in range(args.repeat)]
+            keyless = [time_test(TestOptions())[0] for _ in range(args.repeat)]
             alone, together = [], []
             for turn in range(args.repeat):
                 alone.append(
-                    max(tested(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values())
+                    max(
+                        time_test(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values()
+                    )
                 )
                 three = TestOptions(
                     models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS
                 )
-                together.append(max(tested(three)[1].values()))
+                together.append(max(time_test(three)[1].values()))
     one_s, three_s = statistics.median(alone), statistics.median(together)
     rows: list[list[object]] = [
         [
@@ -73,7 +74,7 @@ def main() -> None:
     show("validation", ["what (median)", "measured", "target", "ratio to one model"], rows)
 
 
-def tested(options: object) -> tuple[float, dict[str, float]]:
+def time_test(options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
     from lachesis.service import LachesisService, LaunchRequest
 

@@ -1,13 +1,14 @@
-"""The work that `bench/engine.py` has every contender do; each does it in a process of its own and
-prints its numbers as JSON.
+"""Sample and train in one of three ways, and print the speeds as JSON.
 
-python bench/work.py server URL TOKEN MODEL      through the Tinker SDK of this interpreter, from
-0.16 on python bench/work.py torch MODEL                 by hand in torch: one batch, a cache, LoRA
-of PEFT python bench/work.py generate MODEL              `transformers`' generate, once per request
+`bench/engine.py` starts this program once per contender, each in a process of its own:
 
-Numbers are medians. Sampling: N requests at once, each another prompt of 16 tokens, 32 new tokens
-each. Training: forward-backward and update on 32 sequences of 32 to 128 tokens. Nothing here
-imports Lachesis.
+    python bench/work.py server URL TOKEN MODEL   through this interpreter's Tinker SDK (>= 0.16)
+    python bench/work.py torch MODEL              by hand in torch: one batch, a cache, PEFT's LoRA
+    python bench/work.py generate MODEL           with `generate` of transformers, per request
+
+The numbers are medians. Sampling sends N requests at once, each with its own prompt of 16 tokens
+and 32 new tokens. Training is a forward and backward pass and an update on 32 sequences of 32 to
+128 tokens. Nothing here imports Lachesis.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ PROMPT, NEW = 16, 32
 GROUPS, SAMPLES = 8, 16
 SEQUENCES, SHORT, LONG = 32, 32, 128
 RANK = 32
-MOST_TOKEN = 255
+MAX_TOKEN = 255
 
 
-def prompts(count: int) -> list[list[int]]:
+def make_prompts(count: int) -> list[list[int]]:
     draw = random.Random(count)
-    return [[draw.randrange(MOST_TOKEN) for _ in range(PROMPT)] for _ in range(count)]
+    return [[draw.randrange(MAX_TOKEN) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def sequences() -> list[list[int]]:
+def make_sequences() -> list[list[int]]:
     draw = random.Random(0)
     return [
-        [draw.randrange(MOST_TOKEN) for _ in range(draw.randint(SHORT, LONG))]
+        [draw.randrange(MAX_TOKEN) for _ in range(draw.randint(SHORT, LONG))]
         for _ in range(SEQUENCES)
     ]
 
 
-def median(call: Callable[[], Any], seconds: float = 6.0) -> float:
-    """Return the median duration of a call in seconds. A first call does not count, and then at
-    least one is made, for about this many seconds.
+def measure_median_s(call: Callable[[], Any], seconds: float = 6.0) -> float:
+    """Return the median duration of a call in seconds.
+
+    A first call is not counted. At least one more follows, and up to 20 within about `seconds`.
     """
     call()
     times: list[float] = []
@@ -55,72 +57,90 @@ def median(call: Callable[[], Any], seconds: float = 6.0) -> float:
     return statistics.median(times)
 
 
-def through_a_server(url: str, token: str, model: str) -> dict[str, float]:
-    import tinker
-    from tinker import types
+class SdkClient:
+    """A training client and its samplers at a server that speaks the Tinker API."""
 
-    service = tinker.ServiceClient(base_url=url, api_key=token)
-    training = service.create_lora_training_client(base_model=model, rank=RANK)
-    training = training.result() if hasattr(training, "result") else training
+    def __init__(self, url: str, token: str, model: str) -> None:
+        import tinker
 
-    def publish(number: int) -> Any:
-        future = training.save_weights_and_get_sampling_client(name=f"bench-{number}")
-        return future.result() if hasattr(future, "result") else future
-
-    def sample(sampler: Any, count: int, samples: int = 1, new: int = NEW) -> None:
-        params = types.SamplingParams(
-            max_tokens=new, temperature=1.0, stop=[MOST_TOKEN + 1]
-        )  # a token that is next to never drawn
-        waiting = [
-            sampler.sample(
-                prompt=types.ModelInput.from_ints(prompt),
-                num_samples=samples,
-                sampling_params=params,
-            )
-            for prompt in prompts(count)
-        ]
-        for future in waiting:
-            future.result()
-
-    def datum(tokens: list[int]) -> Any:
-        import numpy as np
-
-        weights = np.ones(len(tokens) - 1, np.float32)
-        inputs = {"target_tokens": np.array(tokens[1:], np.int64), "weights": weights}
-        tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
-        return types.Datum(
-            model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors
+        service = tinker.ServiceClient(base_url=url, api_key=token)
+        self.training: Any = _wait_for(
+            service.create_lora_training_client(base_model=model, rank=RANK)
         )
+        self.data = [_make_datum(tokens) for tokens in make_sequences()]
 
-    data = [datum(tokens) for tokens in sequences()]
+    def publish_weights(self, number: int) -> Any:
+        """Save the present weights, and return a client that samples from them."""
+        name = f"bench-{number}"
+        return _wait_for(self.training.save_weights_and_get_sampling_client(name=name))
 
-    def step() -> None:
-        forward = training.forward_backward(data, "cross_entropy")
-        update = training.optim_step(types.AdamParams(learning_rate=1e-6))
+    def train_step(self) -> None:
+        """Take one step on all sequences."""
+        from tinker import types
+
+        forward = self.training.forward_backward(self.data, "cross_entropy")
+        update = self.training.optim_step(types.AdamParams(learning_rate=1e-6))
         forward.result()
         update.result()
 
-    sampler = publish(0)
+
+def sample(sampler: Any, count: int, samples: int = 1, new_tokens: int = NEW) -> None:
+    """Sample `samples` answers to each of `count` prompts, with all requests under way at once."""
+    from tinker import types
+
+    # The stop token is one that is almost never drawn, so that answers have their full length.
+    params = types.SamplingParams(max_tokens=new_tokens, temperature=1.0, stop=[MAX_TOKEN + 1])
+    futures = [
+        sampler.sample(
+            prompt=types.ModelInput.from_ints(prompt), num_samples=samples, sampling_params=params
+        )
+        for prompt in make_prompts(count)
+    ]
+    for future in futures:
+        future.result()
+
+
+def measure_server(url: str, token: str, model: str) -> dict[str, float]:
+    """Return the speeds of a Tinker server, and the seconds until new weights are sampled from."""
+    client = SdkClient(url, token, model)
+    sampler = client.publish_weights(0)
     sample(sampler, 1)
     rates = {
-        f"sample {count}": count * NEW / median(lambda count=count: sample(sampler, count))
+        f"sample {count}": count
+        * NEW
+        / measure_median_s(lambda count=count: sample(sampler, count))
         for count in AT_ONCE
     }
-    rates[f"sample {GROUPS}x{SAMPLES}"] = (
-        GROUPS * SAMPLES * NEW / median(lambda: sample(sampler, GROUPS, SAMPLES))
-    )
-    rates["train"] = sum(map(len, sequences())) / median(step)
-    first = median(lambda: sample(sampler, 1, new=1), 1.0)
+    group_s = measure_median_s(lambda: sample(sampler, GROUPS, SAMPLES))
+    rates[f"sample {GROUPS}x{SAMPLES}"] = GROUPS * SAMPLES * NEW / group_s
+    rates["train"] = sum(map(len, make_sequences())) / measure_median_s(client.train_step)
+    first_token_s = measure_median_s(lambda: sample(sampler, 1, new_tokens=1), 1.0)
     swaps = []
     for number in range(1, 6):
-        step()
+        client.train_step()
         started = time.perf_counter()
-        sample(publish(number), 1, new=1)
-        swaps.append(time.perf_counter() - started - first)
+        sample(client.publish_weights(number), 1, new_tokens=1)
+        swaps.append(time.perf_counter() - started - first_token_s)
     return {**rates, "swap": statistics.median(swaps)}
 
 
-def by_hand(model: str) -> dict[str, float]:
+def _wait_for(answer: Any) -> Any:
+    """Return the result of a future; some releases of the SDK return the result itself."""
+    return answer.result() if hasattr(answer, "result") else answer
+
+
+def _make_datum(tokens: list[int]) -> Any:
+    import numpy as np
+    from tinker import types
+
+    weights = np.ones(len(tokens) - 1, np.float32)
+    inputs = {"target_tokens": np.array(tokens[1:], np.int64), "weights": weights}
+    tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors)
+
+
+def measure_torch(model: str) -> dict[str, float]:
+    """Return the speeds of a loop by hand in torch, with a cache and PEFT's LoRA."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, DynamicCache
@@ -142,17 +162,21 @@ def by_hand(model: str) -> dict[str, float]:
 
     rates = {}
     for count in AT_ONCE:
-        ids = torch.tensor(prompts(count))
-        rates[f"sample {count}"] = count * NEW / median(lambda ids=ids: sample(ids))
-    ids = torch.tensor(prompts(GROUPS)).repeat_interleave(SAMPLES, 0)
-    rates[f"sample {GROUPS}x{SAMPLES}"] = GROUPS * SAMPLES * NEW / median(lambda: sample(ids))
+        ids = torch.tensor(make_prompts(count))
+        rates[f"sample {count}"] = count * NEW / measure_median_s(lambda ids=ids: sample(ids))
+    ids = torch.tensor(make_prompts(GROUPS)).repeat_interleave(SAMPLES, 0)
+    rates[f"sample {GROUPS}x{SAMPLES}"] = (
+        GROUPS * SAMPLES * NEW / measure_median_s(lambda: sample(ids))
+    )
     adapted = get_peft_model(module, LoraConfig(r=RANK, lora_alpha=32, target_modules="all-linear"))
     parameters = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-6)
-    longest = max(map(len, sequences()))
-    tokens = torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences()])
+    longest = max(map(len, make_sequences()))
+    tokens = torch.tensor(
+        [sequence + [0] * (longest - len(sequence)) for sequence in make_sequences()]
+    )
     mask = torch.tensor(
-        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences()]
+        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in make_sequences()]
     )
 
     def step() -> None:
@@ -166,10 +190,11 @@ def by_hand(model: str) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return {**rates, "train": sum(map(len, sequences())) / median(step)}
+    return {**rates, "train": sum(map(len, make_sequences())) / measure_median_s(step)}
 
 
-def by_generate(model: str) -> dict[str, float]:
+def measure_generate(model: str) -> dict[str, float]:
+    """Return the sampling speeds of `generate` of transformers, one request after another."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -177,7 +202,7 @@ def by_generate(model: str) -> dict[str, float]:
     module.generation_config.eos_token_id = None
 
     def sample(count: int, samples: int = 1) -> None:
-        for prompt in prompts(count):
+        for prompt in make_prompts(count):
             module.generate(
                 torch.tensor([prompt]), do_sample=True, top_k=0, num_return_sequences=samples,
                 max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=0,
@@ -185,21 +210,20 @@ def by_generate(model: str) -> dict[str, float]:
 
     # One call after the other: 128 of them take eight times as long as 16.
     rates = {
-        f"sample {count}": min(16, count) * NEW / median(lambda count=count: sample(min(16, count)))
+        f"sample {count}": min(16, count)
+        * NEW
+        / measure_median_s(lambda count=count: sample(min(16, count)))
         for count in AT_ONCE
     }
-    return {
-        **rates,
-        f"sample {GROUPS}x{SAMPLES}": GROUPS
-        * SAMPLES
-        * NEW
-        / median(lambda: sample(GROUPS, SAMPLES)),
-    }
+    group_s = measure_median_s(lambda: sample(GROUPS, SAMPLES))
+    return {**rates, f"sample {GROUPS}x{SAMPLES}": GROUPS * SAMPLES * NEW / group_s}
 
 
 def main() -> None:
     kind, *rest = sys.argv[1:]
-    rates = {"server": through_a_server, "torch": by_hand, "generate": by_generate}[kind](*rest)
+    rates = {"server": measure_server, "torch": measure_torch, "generate": measure_generate}[kind](
+        *rest
+    )
     rates["memory of this process"] = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     )

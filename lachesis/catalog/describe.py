@@ -207,6 +207,7 @@ def _cache_file(environment: Environment, request: str) -> Path:
 
 @functools.cache
 def _list_versions() -> tuple[str, ...]:
+    """Return the versions that a cached schema depends on: Python's, Atropos's and ours."""
     return (
         sys.version,
         *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")),

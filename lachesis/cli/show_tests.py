@@ -87,7 +87,7 @@ def _make_model_lines(model: Json) -> list[RenderableType]:
 
 
 def _format_forecast(forecast: Json) -> str:
-    """Return the forecast with its number of steps, which --set total_steps=N changes."""
+    """Return one sentence with the steps, tokens, hours and price that a training would take."""
     tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
     if cost:
         money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"

@@ -204,8 +204,9 @@ def _install_result_recorder() -> None:
 
 
 def _install_command_recorder(server_url: str) -> None:
-    """Record the evaluation of the `evaluate` command too, which uses the weights of its
-    configuration.
+    """Record evaluations that Atropos's `evaluate` command starts, as those of training are.
+
+    Such an evaluation samples from the weights that the command's configuration names.
     """
     from atroposlib.envs.base import BaseEnv
 

@@ -111,6 +111,7 @@ def refresh_newest_health(store: RunStore, records: list[RunRecord]) -> list[Run
 
 
 def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> dict[str, Any]:
+    """Judge a run from its files alone, and return what the record keeps of it."""
     observation = observe_files(store, record)
     memory = load_memory(observation.run_dir, record)
     health = judge_observation(observation, memory)

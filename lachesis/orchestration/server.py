@@ -117,10 +117,13 @@ def find_server_problem(home: Path) -> str | None:
 
 
 def read_key_names() -> dict[str, str] | None:
-    """Return the names of the launcher's keys as a mapping for `check_profile`, or None if none
-    runs.
+    """Return which API keys the running launcher has, or None if no launcher runs.
 
-    Runs are its children, so a key in the environment of a command is of no use.
+    A run is a child of the launcher, so it has the launcher's keys, not those of the shell in which
+    a command was typed.
+
+    Returns:
+        The names of the keys, each with the value "set", as `check_profile` takes them.
     """
     server_info = read_server_info()
     if server_info is None:

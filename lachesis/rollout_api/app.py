@@ -291,6 +291,7 @@ class BoundedRolloutServer:
         return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
 
     def _drop_oldest_groups(self) -> None:
+        """Drop waiting groups beyond the batches that may wait and the one being formed."""
         self._arrange_queue()
         queue, max_rollouts = (
             self._get_queue(),
@@ -305,7 +306,10 @@ class BoundedRolloutServer:
             self.counts["dropped"] += 1
 
     def _drop_stale_batches(self) -> None:
-        """Drop the oldest batches; Atropos serves the newest first, so the oldest wait longest."""
+        """Drop the oldest formed batches until no more than `max_waiting_batches` are left.
+
+        Atropos serves the newest first, so the oldest would wait longest.
+        """
         formed_batches = getattr(self.state, "curr_batch", [])
         while len(formed_batches) > self.max_waiting_batches:
             self.counts["dropped"] += len(formed_batches.pop(0))

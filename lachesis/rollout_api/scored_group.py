@@ -87,7 +87,7 @@ def _find_score_fault(group: Mapping[str, Any]) -> str | None:
 
 
 def _find_row_fault(group: Mapping[str, Any]) -> str | None:
-    """Compare the lists per token with the tokens."""
+    """Return what is wrong with the lists that need one entry per token, or None."""
     lengths = [len(row) for row in group["tokens"]]
     for name in PER_TOKEN_FIELDS:
         rows = group.get(name)

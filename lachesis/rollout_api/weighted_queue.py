@@ -45,8 +45,12 @@ class WeightedQueue:
         self._released_groups = list(queue)
 
     def drop_excess(self, num_allowed: float, envs: list[Json]) -> int:
-        """Drop the oldest groups of each environment that has more than its share of rollouts
-        waiting.
+        """Drop the oldest waiting groups of each environment that exceeds its share.
+
+        Args:
+            num_allowed: How many rollouts of all environments together may wait. An environment's
+                share of it is proportional to its weight.
+            envs: The environments as registered with Atropos.
 
         Returns:
             The number of dropped groups.

@@ -234,12 +234,14 @@ def build_loading_code(base_model: str, target: Path) -> list[str]:
 def _verify(
     record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool
 ) -> dict[str, Any]:
-    """Return the measured differences and whether these are the trained weights.
+    """Compare the weights in `staging_folder` with log-probabilities of the trained model.
 
-    The verdict is None if they cannot be distinguished from the base model.
+    Returns:
+        The base model's revision, the measured differences, and `verified`: True, or None if the
+        weights cannot be distinguished from those of the base model.
 
     Raises:
-        CheckpointError: They are other weights.
+        CheckpointError: The weights are not those that were trained.
     """
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     merged_folder = staging_folder / MERGED_FOLDER if merged else None

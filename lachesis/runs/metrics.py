@@ -286,6 +286,7 @@ class WandbSink:
             return wandb.init(mode="offline", settings=_make_quiet_settings(), **run_options)
 
     def _take_item(self) -> tuple[int, dict[str, float]] | None:
+        """Wait for the next step's metrics; None means that there are no more."""
         with self._queue_condition:
             self._queue_condition.wait_for(lambda: bool(self._queue))
             return self._queue.pop(0)

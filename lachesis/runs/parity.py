@@ -145,7 +145,12 @@ def _untie_embeddings(model: Any) -> None:
 
 
 def _compute_differences(model: Any, texts: Texts) -> Any:
-    """Return the absolute differences of all texts' log-probabilities as one tensor."""
+    """Return how far the model's log-probabilities are from those that come with the texts.
+
+    Returns:
+        A one-dimensional tensor with the absolute difference in nats of every token but each
+        text's first.
+    """
     import torch
 
     differences = []
