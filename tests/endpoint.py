@@ -68,7 +68,7 @@ class Chat(http.server.BaseHTTPRequestHandler):
             self._send(200, self._answer(body), cut=model == "cut")
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        total = sum(int(one) for one in re.findall(r"\d+", body["messages"][-1]["content"]))
+        total = sum(int(number) for number in re.findall(r"\d+", body["messages"][-1]["content"]))
         choices = []
         for index in range(body.get("n") or 1):
             wrong = body["model"] == "never" or (

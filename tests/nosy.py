@@ -26,8 +26,8 @@ def make_nosy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     text = file.read_text()
     marker = "from __future__ import annotations\n"
-    head, found, rest = text.partition(marker)
-    file.write_text(head + found + NOSY + rest if found else NOSY + text)
+    head, separator, rest = text.partition(marker)
+    file.write_text(head + separator + NOSY + rest if separator else NOSY + text)
 
 
 def read_variables(file: Path) -> list[dict[str, str]]:

@@ -106,7 +106,7 @@ def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
 
 def processes_under(home: Path) -> dict[int, str]:
     """Every living process that was started with this home, and its command."""
-    found = {}
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # Services do not all inherit LACHESIS_HOME, but their working folder or command lies in
@@ -119,5 +119,5 @@ def processes_under(home: Path) -> dict[int, str]:
         except OSError:
             continue
         if str(home).encode() in text and state != "Z" and int(folder.name) != os.getpid():
-            found[int(folder.name)] = command.replace(b"\0", b" ").decode()
-    return found
+            commands[int(folder.name)] = command.replace(b"\0", b" ").decode()
+    return commands

@@ -45,7 +45,7 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
     def make(**changes: Any) -> RunRecord:
         store = RunStore(home)
         run_id = store.new_id()
-        known: Json = {
+        fields: Json = {
             "run_id": run_id,
             "environment": "arithmetic",
             "environment_file": "arithmetic.py",
@@ -57,7 +57,7 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
             "wandb_project": "p",
             "wandb_run_name": f"arithmetic-{run_id}",
         }
-        record = RunRecord.model_validate({**known, **changes})
+        record = RunRecord.model_validate({**fields, **changes})
         store.create(
             record,
             run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml(),

@@ -62,17 +62,19 @@ def mcp_http(tool: str, arguments: Json) -> Json:
 
 
 async def _mcp(client: Any, tool: str, arguments: Json) -> Json:
-    told: list[float] = []
+    reported: list[float] = []
 
     async def progress(done: float, total: float | None, text: str | None) -> None:
-        told.append(done)
+        reported.append(done)
 
     async with client:
         answer = await client.call_tool(tool, arguments, progress_callback=progress)
-    found: Json = json.loads(answer.content[0].text)
+    content: Json = json.loads(answer.content[0].text)
     if not answer.is_error:
-        assert answer.structured_content == found
-    return {**found, "progress_notifications": told} if tool == "rl_test_inference" else found
+        assert answer.structured_content == content
+    return (
+        {**content, "progress_notifications": reported} if tool == "rl_test_inference" else content
+    )
 
 
 class HermesContext:
@@ -121,12 +123,12 @@ def http(tool: str, arguments: Json) -> Any:
     headers = {"X-Lachesis-Session": SESSION, "Authorization": f"Bearer {os.environ['TOKEN']}"}
     url = os.environ["URL"] + path.format(**arguments)
     answer = httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False)
-    found = answer.json()
-    assert (answer.status_code == 200) == ("code" not in found), answer.text
+    content = answer.json()
+    assert (answer.status_code == 200) == ("code" not in content), answer.text
     return (
-        {"environments": found}
-        if tool == "rl_list_environments" and isinstance(found, list)
-        else found
+        {"environments": content}
+        if tool == "rl_list_environments" and isinstance(content, list)
+        else content
     )
 
 

@@ -40,8 +40,10 @@ def check_what_was_learned(
     assert results["final_metrics"]["step"] == STEPS
     assert len(results["history"]) == 10
     assert Path(results["wandb_dir"]).is_dir(), "without a key W&B's files are local"
-    told = cli("results", run_id)
-    assert {**told, "next_steps": results["next_steps"]} == results, "every surface says the same"
+    cli_results = cli("results", run_id)
+    assert {**cli_results, "next_steps": results["next_steps"]} == results, (
+        "every surface says the same"
+    )
     status = cli("status", run_id)
     assert status["processes"]["trainer"] == "exited (0)"
     assert set(status["processes"]) == {"engine", "api", "trainer", "env"}
@@ -67,11 +69,11 @@ def _check_curve(results: Json, status: Json, checked: Json, report: list[str]) 
     assert all(point["low"] < point["high"] for point in curve)
     assert curve[-1]["percent_correct"] == results["held_out"]["after"]
     assert set(results["held_out_intervals"]) == {"before", "after"}
-    for told in (status, checked):
-        assert told["held_out_curve"] == curve
-        assert told["metrics"]["eval_percent_correct"] == curve[-1]["percent_correct"]
-        assert 0 < told["metrics"]["percent_correct"] <= 1
-        assert told["metrics"]["state"] == "completed"
+    for answer in (status, checked):
+        assert answer["held_out_curve"] == curve
+        assert answer["metrics"]["eval_percent_correct"] == curve[-1]["percent_correct"]
+        assert 0 < answer["metrics"]["percent_correct"] <= 1
+        assert answer["metrics"]["state"] == "completed"
     for point in curve:
         assert (
             f"<td>{point['step']}</td><td>{point['percent_correct']:.3f}</td><td>20</td>"

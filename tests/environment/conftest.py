@@ -84,7 +84,7 @@ class Generate(http.server.BaseHTTPRequestHandler):
         self._send(
             200,
             {
-                "logprobs": [[[{str(token): LOGPROB}] for token in one] for one in ids],
+                "logprobs": [[[{str(token): LOGPROB}] for token in sequence] for sequence in ids],
                 "finish_reasons": ["length" if text.endswith("…") else "stop" for text in texts],
             },
         )

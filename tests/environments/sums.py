@@ -52,9 +52,9 @@ class Sums(BaseEnv):
         )
         group = ScoredDataGroup(tokens=[], masks=[], scores=[])
         for choice in answer.choices:
-            said = self.tokenizer.encode(choice.message.content)
-            group["tokens"].append([1, *said])
-            group["masks"].append([-100, *said])
+            answer_tokens = self.tokenizer.encode(choice.message.content)
+            group["tokens"].append([1, *answer_tokens])
+            group["masks"].append([-100, *answer_tokens])
             group["scores"].append(await self.score_answer(item, choice.message.content))
         if self.config.kind == "leaves out" and (self.count > 4 or len(set(group["scores"])) == 1):
             return None, []

@@ -24,11 +24,11 @@ def world(
         (home / "models").symlink_to(tiny_model / "models")
         share_schemas(home, schemas)
         patch.setenv("LACHESIS_HOME", str(home))
-        made = World(home)
-        made.serve()
-        yield made
-        made.stop_serving()
-        assert made.processes() == {}
+        world = World(home)
+        world.serve()
+        yield world
+        world.stop_serving()
+        assert world.processes() == {}
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +65,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             if outcome == "failed" and not values:
                 values = {"fault": report.nodeid.rpartition("::")[2]}
             if values and report.when == "call":
-                found = {
+                properties = {
                     **values,
                     "took (s)": f"{report.duration:.0f}",
                     "noticed after (s)": values.get("noticed", ""),
                 }
-                lines.append([found.get(column, "") for column in COLUMNS] + [outcome])
+                lines.append([properties.get(column, "") for column in COLUMNS] + [outcome])
     if lines:
         terminalreporter.write_line("")
         for line in ([*COLUMNS, "test"], ["---"] * (len(COLUMNS) + 1), *lines):

@@ -40,7 +40,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     """Start a run, break it, and look at what came of it."""
     run = world.take(case.phase, case.part)
     run.reach("running" if case.phase == "checkpointing" else case.phase, case.part)
-    made, attempt = (run.steps() or [0])[-1], run.record.attempt
+    steps_before, attempt = (run.steps() or [0])[-1], run.record.attempt
     world.restarts += case.part in ("runner", "server") and case.number != STOP
     pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
     assert pid in world.processes(), f"{pid} is not ours"
@@ -65,7 +65,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         assert record.failed_service == (
             case.part if case.part in SERVICES and not case.told else None
         )
-        assert run.kept() > made - INTERVAL - 1, "no more is lost than the last interval"
+        assert run.kept() > steps_before - INTERVAL - 1, "no more is lost than the last interval"
         seen = (
             f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
         )
@@ -75,10 +75,17 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
             world.current = run
             seen += "; resumed"
     expected = "trains on" if case.status == "running" else case.status
-    kept = f"{run.kept()} of {made}" if case.status != "running" else f"{run.kept()}"
+    kept = f"{run.kept()} of {steps_before}" if case.status != "running" else f"{run.kept()}"
     signal_ = f"{case.part} {case.number.name}{' 30 s' if case.number == STOP else ''}"
-    told = f"{noticed:.1f}" if noticed else ""
-    row(fault=signal_, phase=case.phase, expected=expected, seen=seen, noticed=told, kept=kept)
+    noticed_text = f"{noticed:.1f}" if noticed else ""
+    row(
+        fault=signal_,
+        phase=case.phase,
+        expected=expected,
+        seen=seen,
+        noticed=noticed_text,
+        kept=kept,
+    )
 
 
 def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None) -> float:
@@ -110,9 +117,13 @@ def _sign(world: World, run: Run, case: Case) -> Callable[[], bool] | None:
 def _in_record(run: Run, service: str) -> Callable[[], bool]:
     def shown() -> bool:
         record = run.record
-        one = record.services.get(service)
+        service_state = record.services.get(service)
         restarted = record.phase == f"restarting {service}"
-        return restarted or record.has_ended or (one is not None and one.state.startswith("exited"))
+        return (
+            restarted
+            or record.has_ended
+            or (service_state is not None and service_state.state.startswith("exited"))
+        )
 
     return shown
 

@@ -194,13 +194,13 @@ class Run:
                 for pid, command in self.world.processes(self.dir.path).items()
                 if "reaper.py" in command
             )
-        found = self.record.flow_pid if part == "flow" else self.record.services[part].pid
-        assert found is not None
-        return found
+        pid = self.record.flow_pid if part == "flow" else self.record.services[part].pid
+        assert pid is not None
+        return pid
 
     def steps(self) -> list[int]:
         return (
-            [int(one["step"]) for one in MetricsFile(self.dir.metrics).read()]
+            [int(step["step"]) for step in MetricsFile(self.dir.metrics).read()]
             if self.dir.metrics.exists()
             else []
         )
@@ -231,7 +231,9 @@ class Run:
             name = part if part in ("engine", "api", "trainer", "environment") else "engine"
             wait(
                 lambda: (
-                    (one := self.record.services.get(name)) and one.pid and one.state == "starting"
+                    (service := self.record.services.get(name))
+                    and service.pid
+                    and service.state == "starting"
                 ),
                 120,
                 f"start of {name}",

@@ -25,11 +25,11 @@ class Server:
 
     async def tokens_and_logprobs_completion(self, *, input_ids, n, **options):
         self.asked.append(self.tokenizer.decode(input_ids))
-        said = next(self.answers)
-        if said == "!":
+        answer = next(self.answers)
+        if answer == "!":
             raise OSError("the server is away")
-        cut = said.endswith("…")
-        ids = self.tokenizer.encode(said.removesuffix("…"), add_special_tokens=False) + (
+        cut = answer.endswith("…")
+        ids = self.tokenizer.encode(answer.removesuffix("…"), add_special_tokens=False) + (
             [] if cut else [self.tokenizer.eos_token_id]
         )
         return input_ids, [ids], [[-0.25] * len(ids)], ["length" if cut else "stop"]
@@ -73,5 +73,5 @@ async def main(kind, answers, tokenizer):
 
 
 if __name__ == "__main__":
-    found = asyncio.run(main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]))
-    print("\n" + json.dumps(found))
+    results = asyncio.run(main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]))
+    print("\n" + json.dumps(results))

@@ -14,10 +14,10 @@ from lachesis.trainer.policy import Policy
 async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    made = await Policy.create(
+    policy = await Policy.create(
         run_config.resolve_run_config("arithmetic", "embedded", {}, model=engine.model),
         resume_from=None,
     )
-    await made.publish()
-    yield made
-    await made.close("success")
+    await policy.publish()
+    yield policy
+    await policy.close("success")

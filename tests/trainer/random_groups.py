@@ -37,15 +37,15 @@ def rollouts(draw: st.DrawFn) -> tuple[list[int], list[bool], list[float]]:
 
 @st.composite
 def groups(draw: st.DrawFn) -> dict[str, Any]:
-    made = [draw(rollouts()) for _ in range(draw(st.sampled_from([2, 4])))]
+    drawn = [draw(rollouts()) for _ in range(draw(st.sampled_from([2, 4])))]
     return {
-        "tokens": [tokens for tokens, _, _ in made],
+        "tokens": [tokens for tokens, _, _ in drawn],
         "masks": [
             [token if flag else IGNORE_INDEX for token, flag in zip(tokens, sampled, strict=True)]
-            for tokens, sampled, _ in made
+            for tokens, sampled, _ in drawn
         ],
-        "inference_logprobs": [values for _, _, values in made],
-        "scores": [draw(SCORES) for _ in made],
+        "inference_logprobs": [values for _, _, values in drawn],
+        "scores": [draw(SCORES) for _ in drawn],
     }
 
 

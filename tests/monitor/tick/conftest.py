@@ -25,11 +25,11 @@ def store(tmp_path: Path) -> RunStore:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
-    found: Asked = []
+    requests: Asked = []
     monkeypatch.setattr(
-        submit, "cancel_run", lambda store, record, reason: found.append((record.run_id, reason))
+        submit, "cancel_run", lambda store, record, reason: requests.append((record.run_id, reason))
     )
-    return found
+    return requests
 
 
 @pytest.fixture
