@@ -18,6 +18,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
@@ -26,7 +27,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import PrefectException
+from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval
 from prefect.states import Cancelled, Crashed
@@ -124,11 +125,38 @@ async def _create_runners() -> tuple[list[Runner], list[UUID]]:
         name = f"{pool.deployments[0].flow_name}-{os.getpid()}"
         # A tick is claimed only a second before its time: from then on the next tick is cancelled.
         runner = Runner(name=name, limit=pool.limit, pause_on_shutdown=False, prefetch_seconds=1)
-        deployment_ids += [
-            await runner.aadd_deployment(deployment) for deployment in pool.deployments
-        ]
+        for deployment in pool.deployments:
+            await _keep_schedules_of_people(deployment)
+            deployment_ids.append(await runner.aadd_deployment(deployment))
         runners.append(runner)
     return runners, deployment_ids
+
+
+async def _keep_schedules_of_people(deployment: RunnerDeployment) -> None:
+    """Add the schedules that people have made for this deployment to its own.
+
+    Registering a deployment replaces all its schedules as soon as one of them has no slug, and
+    Prefect's pages and commands make schedules without one.
+    """
+    async with get_client() as client:
+        try:
+            registered = await client.read_deployment_by_name(
+                f"{deployment.flow_name}/{deployment.name}"
+            )
+        except ObjectNotFound:
+            return
+    own = list(deployment.schedules or [])
+    own_slugs = {schedule.slug for schedule in own}
+    deployment.schedules = own + [
+        DeploymentScheduleCreate(
+            schedule=schedule.schedule,
+            active=schedule.active,
+            parameters=schedule.parameters,
+            slug=schedule.slug or f"person-{str(schedule.id)[:8]}",
+        )
+        for schedule in registered.schedules
+        if schedule.slug not in own_slugs
+    ]
 
 
 async def main() -> int:
@@ -140,6 +168,9 @@ async def main() -> int:
         if any(task.done() for task in runner_tasks):
             break
         await asyncio.sleep(0.05)
+    for runner in runners:
+        if runner.started:
+            prefect_internals.keep_final_states(runner)
     stop_event = asyncio.Event()
     # Installed after start(), whose own handlers kill the flows.
     for signal_number in (signal.SIGTERM, signal.SIGINT):

@@ -28,6 +28,7 @@ import psutil
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
 from lachesis.base.files import read_last_lines, storage_errors, write_private
+from lachesis.base.process_groups import signal_group
 from lachesis.base.secrets import build_child_env
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import list_all_keys
@@ -38,6 +39,7 @@ from lachesis.orchestration.server import (
     get_deployment_name,
     read_max_runs_setting,
     read_monitor_interval_s,
+    require_other_server,
 )
 from lachesis.orchestration.server_info import read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
@@ -178,7 +180,9 @@ class Launcher:
 
     def _start_all(self) -> None:
         url = os.environ.get("PREFECT_API_URL")
-        if not url:
+        if url:
+            require_other_server(url, self.port)
+        else:
             url = f"http://127.0.0.1:{self._start_server()}/api"
         env = {
             **os.environ,
@@ -313,8 +317,7 @@ class Launcher:
             if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
                 server_file(self.home).unlink()
         for child in reversed(self.children):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.process.pid, signal.SIGTERM)
+            signal_group(child.process.pid, signal.SIGTERM)
             self._wait_for_end(child)
             if child.name == "runner":
                 self._end_runs()
@@ -339,7 +342,7 @@ class Launcher:
                     # A full disk must not prevent the end of the runner.
                     with contextlib.suppress(OSError):
                         self._spawn(server, is_restart=True)
-        os.killpg(child.process.pid, signal.SIGKILL)
+        signal_group(child.process.pid, signal.SIGKILL)
         child.process.wait()
 
     def _end_runs(self) -> None:

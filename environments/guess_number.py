@@ -39,6 +39,8 @@ class GuessNumberEnv(ConversationEnv):
 
     name = "guess_number"
     env_config_cls = GuessNumberConfig
+    # Every found number is a success; the last allowed guess is still worth more than this.
+    solved = 0.5
     config: GuessNumberConfig
 
     def load_dataset(self) -> Iterable[Item]:

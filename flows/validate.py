@@ -118,11 +118,16 @@ class _TestRecorder:
         self.tests.save(self.test)
 
     def add_stage(
-        self, name: str, status: object, started: float, message: str | None = None
+        self,
+        name: str,
+        status: object,
+        started: float,
+        message: str | None = None,
+        ended: float | None = None,
     ) -> None:
-        stage = Stage(
-            name=name, status=status, seconds=round(time.monotonic() - started, 2), message=message
-        )
+        """Add a stage that began at `started` and ended at `ended`, by default now."""
+        seconds = (time.monotonic() if ended is None else ended) - started
+        stage = Stage(name=name, status=status, seconds=round(seconds, 2), message=message)
         self.save(stages=[*self.test.stages, stage])
 
 
@@ -175,13 +180,16 @@ def _test_models(
     record: _TestRecorder, context: InferenceTestContext, model_free: Json
 ) -> list[Json]:
     """Return the entries of all models, which are tested concurrently."""
-    models, started = record.test.request.models, time.monotonic()
+    models, submitted = record.test.request.models, time.monotonic()
     wandb_run_names = [make_wandb_run_name(record.test) for _ in models]
     futures = run_model_inference.map(unmapped(context), models, wandb_run_names)
     entries = []
     for model, wandb_run_name, future in zip(models, wandb_run_names, futures, strict=True):
         error = _find_error(future)
-        record.add_stage(f"inference {model}", "failed" if error else "passed", started, error)
+        # The models are awaited one after another, but each has its own times.
+        started, ended = context.model_times.get(model, (submitted, None))
+        status = "failed" if error else "passed"
+        record.add_stage(f"inference {model}", status, started, error, ended)
         entries.append(_make_model_entry(record, context, model, wandb_run_name, error, model_free))
     return entries
 

@@ -336,11 +336,12 @@ class LachesisService:
         if now:
             write_private(self.store.dir(run_id).stop_now_file, "")
         submit.cancel_run(self.store, record)
-        return {
-            "message": f"run {run_id} is being stopped",
-            "run_id": run_id,
-            "status": self.get_run(run_id).status,
-        }
+        record = self.get_run(run_id)
+        if record.has_ended:  # A short run may end meanwhile, and by itself.
+            message = f"run {run_id} is {record.status}"
+        else:
+            message = f"run {run_id} is being stopped"
+        return {"message": message, "run_id": run_id, "status": record.status}
 
     def get_results(
         self, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS

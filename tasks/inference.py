@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ class InferenceTestContext:
     """Hold what the tasks of one test share.
 
     `lock_fd` is open while a process of the test is alive; `open_groups` are closed by the flow
-    when it is asked to end, because a signal reaches only its main thread.
+    when it is asked to end, because a signal reaches only its main thread. `model_times` holds when
+    the first attempt of each model began and the last one ended, on the monotonic clock.
     """
 
     tests: InferenceTestStore
@@ -46,6 +48,7 @@ class InferenceTestContext:
     config: RunConfig
     lock_fd: int
     open_groups: list[ServiceGroup] = field(default_factory=list)
+    model_times: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def close_groups(self) -> None:
         """End the processes that tasks have started."""
@@ -74,6 +77,15 @@ def run_model_inference(context: InferenceTestContext, model: str, wandb_run: st
         ServerDownError: The endpoint could not be reached.
         LachesisError: The test failed for another reason.
     """
+    now = time.monotonic()
+    started, _ = context.model_times.setdefault(model, (now, now))
+    try:
+        _run_model_inference(context, model, wandb_run)
+    finally:
+        context.model_times[model] = (started, time.monotonic())
+
+
+def _run_model_inference(context: InferenceTestContext, model: str, wandb_run: str) -> None:
     files = context.tests.get_output_files(context.test, model)
     for old in files:
         # Beside files of an earlier attempt Atropos would write under another name.

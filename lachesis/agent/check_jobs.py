@@ -30,6 +30,7 @@ from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
+from lachesis.catalog.scan import scan_environments
 from lachesis.runs.run_dir import RunDir
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation import check as checking
@@ -65,8 +66,12 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
         new: Whether to create a file of that name from the template first.
         install: Whether to install the requirements of the file first.
         model: A folder with the model that answers; by default the tiny model.
+
+    Raises:
+        StorageError: With `new`, an environment of that name exists; nothing was written.
     """
     if new:
+        _require_free_name(name)
         scaffold.write_scaffold(name, _find_environments_folder())
     environment = describe.find_environment(name)
     job = CheckJob(
@@ -83,6 +88,16 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
     _start_process(job)
     _remove_old_jobs()
     return job
+
+
+def _require_free_name(name: str) -> None:
+    """Raise StorageError if an environment has this name, because it would be found first."""
+    for environment in scan_environments().environments:
+        if environment.name == name:
+            raise StorageError(
+                f"there is an environment {name} already, in {environment.file_path}; nothing was "
+                f'written. Choose another name, or check that one: rl_check_environment("{name}")'
+            )
 
 
 def _find_running_job(job: CheckJob) -> CheckJob | None:

@@ -292,6 +292,8 @@ class RunEntry(ResponseModel):
     """The word of the judgement: too early, healthy, not learning, suspect, broken or unknown."""
     evidence: str | None
     """The first evidence for that judgement."""
+    stalled: str | None = None
+    """Which part of a running run stands still, since when, and how that shows."""
 
 
 class RunList(ResponseModel):

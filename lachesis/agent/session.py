@@ -293,6 +293,7 @@ class AgentSession:
                 **record.model_dump(include=entry_fields),
                 learning=record.learning,
                 evidence=record.evidence,
+                stalled=record.stall_text,
             )
             for record in records[:limit]
         ]
@@ -340,17 +341,22 @@ class AgentSession:
 
 
 def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
-    """Return what is reported at once when it changes: the status, the phase, and whether the end
-    can be estimated.
+    """Return what is reported at once when it changes.
+
+    It is the status, the phase, whether the end can be estimated, the word of the judgement, and
+    the part that has stalled.
     """
     if isinstance(report, RunStatus):
         payload = report.to_payload()
     else:
         payload = report
+    health = payload.get("health") or {}
     return (
         payload.get("status"),
         payload.get("phase"),
         (payload.get("progress") or {}).get("eta_seconds") is None,
+        health.get("word"),
+        (health.get("stalled") or {}).get("part"),
     )
 
 

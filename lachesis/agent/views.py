@@ -30,12 +30,18 @@ def build_rate_limited_status(
 ) -> schemas.RateLimitedStatus:
     """Return the last report again, with the time when a new one is due."""
     next_check_s, age_s = max(1, round(remaining_s)), round(time.time() - last_report.reported_at)
+    stall = (last_report.report.get("health") or {}).get("stalled")
+    if stall:
+        outlook = f"The run has stalled in {stall['part']}; what happens next is reported at once"
+    else:
+        outlook = (
+            "The run continues by itself; a stall, a new judgement and its end are reported at once"
+        )
     return schemas.RateLimitedStatus(
         **last_report.report,
         rate_limited=True,
         message=f"this is the report of {age_s} s ago; the next live one is due in {next_check_s} "
-        f"s. The run continues by itself; its "
-        "end is reported at once",
+        f"s. {outlook}",
         next_check_in_seconds=next_check_s,
         reported_seconds_ago=age_s,
     )

@@ -5,7 +5,6 @@ Code that this project does not trust, such as an environment file, runs in such
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -15,6 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from lachesis.base.process_groups import signal_group
 
 # The child is killed after it has printed more than this.
 MAX_OUTPUT_BYTES = 10_000_000
@@ -66,8 +67,7 @@ def run_bounded(
         end_reason, output = _read_output(child, time.monotonic() + timeout_s)
     finally:
         # The whole process group is killed, also after Ctrl-C, so that no grandchild survives.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        signal_group(child.pid, signal.SIGKILL)
         child.wait()
         assert child.stdout is not None
         child.stdout.close()

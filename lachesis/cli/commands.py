@@ -228,6 +228,7 @@ def handle_runs(args: argparse.Namespace) -> None:
             **record.model_dump(include=entry_fields),
             "learning": record.learning,
             "evidence": record.evidence,
+            "stalled": record.stall_text,
             "held_out": _read_newest_held_out(service, record),
         }
         for record in records
@@ -265,20 +266,22 @@ def handle_stop(args: argparse.Namespace) -> None:
     was_alive = not service.get_run(args.run).has_ended
     answer = service.stop(args.run, now=args.now)
     waiting.wait_until(lambda: service.get_run(args.run).has_ended, timeout_s=60)
-    answer["status"] = service.get_run(args.run).status
+    record = service.get_run(args.run)
+    answer["status"] = record.status
     newest_checkpoint = Checkpoints(service.store.dir(args.run).checkpoints).find_newest()
     if newest_checkpoint:
         resume_effect = f"continues from its checkpoint of step {newest_checkpoint.step}"
     else:
         resume_effect = "starts it from the beginning, because it has no checkpoint"
-    stopped_message = (
-        f"run {args.run} is {answer['status']}; `lachesis resume {args.run}` {resume_effect}"
-    )
-    print_answer(
-        args,
-        answer,
-        stopped_message if was_alive and answer["status"] == "stopped" else answer["message"],
-    )
+    if was_alive and record.status == "stopped":
+        answer["message"] = (
+            f"run {args.run} is stopped; `lachesis resume {args.run}` {resume_effect}"
+        )
+    elif was_alive and record.has_ended:
+        answer["message"] = (
+            f"run {args.run} is {record.status}; it ended before it could be stopped"
+        )
+    print_answer(args, answer, answer["message"])
 
 
 def handle_results(args: argparse.Namespace) -> None:

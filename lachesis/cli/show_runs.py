@@ -22,6 +22,7 @@ from lachesis.cli.console import (
     make_pairs_table,
     style_status,
 )
+from lachesis.reporting.status import count_reward_steps
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.parity import Parity
 
@@ -63,14 +64,16 @@ def render_runs(rows: Sequence[Json]) -> RenderableType:
         line.append(
             f"{row['status']:{widths[1]}}  ", style=_STATUS_STYLES.get(row["status"], "cyan")
         )
-        line.append(f"{created}  ").append(
-            f"{row['learning']:12}", style=HEALTH_STYLES.get(row["learning"], "")
-        )
+        # Nothing is shown in green while a run stands still.
+        word_style = "" if row.get("stalled") else HEALTH_STYLES.get(row["learning"], "")
+        line.append(f"{created}  ").append(f"{row['learning']:12}", style=word_style)
         line.append(f"  {held_out['percent_correct']:.3f}" if held_out else "")
-        evidence = Text(
-            f"          {row['evidence'] or ''}", style="dim", no_wrap=True, overflow="ellipsis"
-        )
-        lines += [line, *([evidence] if row["evidence"] else [])]
+        lines.append(line)
+        for text, style in ((row.get("stalled"), "red"), (row["evidence"], "dim")):
+            if text:
+                lines.append(
+                    Text(f"          {text}", style=style, no_wrap=True, overflow="ellipsis")
+                )
     return Group(*lines)
 
 
@@ -182,9 +185,17 @@ def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
             if stall
             else None,
         ),
-        ("learning", Text(judgement, style=HEALTH_STYLES.get(health["word"], ""))),
+        (
+            "learning",
+            Text(judgement, style="" if stall else HEALTH_STYLES.get(health["word"], "")),
+        ),
         ("budget", budget),
     ]
+
+
+def _describe_reward_window(num_steps: float | None) -> str:
+    count = count_reward_steps(int(num_steps or 1))
+    return "one step each" if count == 1 else f"means over {count} steps"
 
 
 def render_results(answer: Json) -> RenderableType:
@@ -202,7 +213,7 @@ def render_results(answer: Json) -> RenderableType:
             (
                 "reward/mean",
                 f"first {format_number(reward['first'])}, last {format_number(reward['last'])} "
-                f"(means over five steps)"
+                f"({_describe_reward_window(answer['final_metrics'].get('step'))})"
                 if reward
                 else None,
             ),
@@ -213,7 +224,11 @@ def render_results(answer: Json) -> RenderableType:
             ),
             *_make_held_out_rows(answer),
             *_make_rollout_rows(answer.get("rollouts") or {}),
-            *(row for row in _make_health_rows(answer.get("health") or {}) if row[0] == "learning"),
+            *(
+                row
+                for row in _make_health_rows(answer.get("health") or {})
+                if row[0] in ("stalled", "learning")
+            ),
             ("took", _describe_usage(answer)),
             (
                 "W&B sync",

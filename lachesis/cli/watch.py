@@ -98,11 +98,13 @@ class _LineView:
 
     def __init__(self, record: RunRecord) -> None:
         self.last_key = self.last_health_level = ""
+        self.last_stalled_part: str | None = None
         console.console.print(f"run {record.run_id} of {record.environment}")
 
     def __call__(self, service: LachesisService, record: RunRecord) -> None:
         steps = service.read_metrics(record.run_id)
         step = steps[-1]["step"] if steps else 0
+        self._print_stall_change(record, step)
         key = f"{record.phase} {step // 10}"
         if key != self.last_key:
             self.last_key = key
@@ -121,6 +123,20 @@ class _LineView:
             if record.learning != self.last_health_level:
                 self.last_health_level = record.learning
                 console.console.print(_render_learning(record))
+
+    def _print_stall_change(self, record: RunRecord, step: int) -> None:
+        """Print a line when a stall begins and when it ends."""
+        part = record.stall["part"] if record.stall else None
+        if part == self.last_stalled_part:
+            return
+        if record.stall_text:
+            text = Text(record.stall_text, style="red")
+        elif record.has_ended:
+            text = Text(f"the stall in {self.last_stalled_part} ended with the run")
+        else:
+            text = Text(f"no longer stalled in {self.last_stalled_part}, at step {step}")
+        self.last_stalled_part = part
+        console.console.print(Text(f"{_compute_elapsed_s(record):6.1f} s  ").append_text(text))
 
 
 @contextlib.contextmanager
@@ -199,18 +215,17 @@ def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
 
 def _render_health(record: RunRecord) -> list[RenderableType]:
     """Return the monitor's stall, if there is one, and the judgement of learning."""
-    stall = (record.health or {}).get("stalled")
-    if stall:
-        lines = [f"stalled in {stall['part']} since {stall['since']}: {stall['evidence']}"]
-    else:
-        lines = []
-    return [*(Text(line, style="red") for line in lines), _render_learning(record)]
+    lines: list[RenderableType] = []
+    if record.stall_text:
+        lines.append(Text(record.stall_text, style="red"))
+    return [*lines, _render_learning(record)]
 
 
 def _render_learning(record: RunRecord) -> Text:
     """Return the word of the judgement with its first evidence."""
     words = f"learning: {record.learning}" + (f" ({record.evidence})" if record.evidence else "")
-    return Text(words, style=console.HEALTH_STYLES.get(record.learning, ""))
+    # Nothing is shown in green while the run stands still.
+    return Text(words, style="" if record.stall else console.HEALTH_STYLES.get(record.learning, ""))
 
 
 def _compute_recent_reward(steps: list[dict[str, float]]) -> float:

@@ -34,6 +34,12 @@ READS_FILES = Locked(
 )
 
 
+# Bounds that no run reaches, so that a slip of the finger is refused where it is typed.
+MAX_STEPS = 10_000_000
+MAX_CONTEXT = 10_000_000  # Tokens.
+MAX_SECONDS = 30 * 86_400
+
+
 class Section(BaseModel):
     """Refuse values of the wrong type or range and unknown fields; a section cannot be changed."""
 
@@ -49,9 +55,9 @@ class EnvSection(Section):
 
     group_size: int = Field(16, ge=2, le=1024)
     """Rollouts per prompt; advantages are centred inside this group."""
-    batch_size: int = Field(128, ge=2)
+    batch_size: int = Field(128, ge=2, le=65_536)
     """Rollouts per training step; a multiple of group_size."""
-    total_steps: Annotated[int, COST] = Field(2500, ge=1)
+    total_steps: Annotated[int, COST] = Field(2500, ge=1, le=MAX_STEPS)
     """Training steps before the run completes."""
     tokenizer_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
     """Tokenizer of the environment: a Hugging Face name or a folder."""
@@ -59,17 +65,17 @@ class EnvSection(Section):
     """Address of the Atropos API."""
     use_wandb: Annotated[bool, INFRASTRUCTURE] = True
     """Whether the environment process logs to W&B itself."""
-    max_token_length: Annotated[int, COST] = Field(8192, ge=8)
+    max_token_length: Annotated[int, COST] = Field(8192, ge=8, le=MAX_CONTEXT)
     """Maximum number of tokens of a rollout, prompt and answer together."""
-    max_num_workers: Annotated[int, VETTED] = Field(2048, ge=-1)
+    max_num_workers: Annotated[int, VETTED] = Field(2048, ge=-1, le=100_000)
     """Maximum number of groups in flight; -1 leaves it to the environment."""
-    worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0)
+    worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0, le=MAX_SECONDS)
     """Seconds after which a group that has not ended is cancelled."""
-    steps_per_eval: Annotated[int, VETTED] = 25
+    steps_per_eval: Annotated[int, VETTED] = Field(25, ge=-MAX_STEPS, le=MAX_STEPS)
     """Steps between evaluations on held-out items during training; 0 or less for none."""
-    max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1)
+    max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1, le=1000)
     """Maximum number of batches that wait for the trainer; 1 is the most on-policy."""
-    inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0)
+    inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0, le=1e6)
     """Weight of this environment where several feed one trainer."""
     mixture: dict[str, dict[str, Any]] = {}
     """Further environments of the run by name, each with its `weight` (this one has weight 1),
@@ -77,13 +83,13 @@ class EnvSection(Section):
     this section apply to every environment.
     """
     eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
-    """Not used: evaluations run beside training, and no worker waits for them."""
+    """Not used: evaluations run beside training."""
     ensure_scores_are_not_same: bool = False
     """Whether to drop groups whose scores are all equal. If not, they count in reward/mean and
     carry no gradient, and a solved task cannot starve the trainer.
     """
     min_batch_allocation: Annotated[None, INFRASTRUCTURE] = None
-    """Not used: an environment that has ended would keep its share forever."""
+    """Not used: an ended environment would keep its share."""
     data_dir_to_save_evals: Annotated[str | None, INFRASTRUCTURE] = None
     """Where the environment writes evaluation results."""
     wandb_name: str | None = None
@@ -108,11 +114,11 @@ class OpenAISection(Section):
     """URL, ending in /v1 without a trailing slash."""
     api_key: Annotated[str | None, INFRASTRUCTURE] = Field("x", min_length=1)
     """Sent as the bearer token; null leaves it to OPENAI_API_KEY. Never a secret."""
-    weight: Annotated[float, INFRASTRUCTURE] = Field(1.0, gt=0)
+    weight: Annotated[float, INFRASTRUCTURE] = Field(1.0, gt=0, le=1e6)
     """Share of the requests, where there are several endpoints."""
-    num_requests_for_eval: Annotated[int, INFRASTRUCTURE] = Field(256, ge=1)
+    num_requests_for_eval: Annotated[int, INFRASTRUCTURE] = Field(256, ge=1, le=100_000)
     """Maximum number of concurrent requests during an evaluation."""
-    timeout: Annotated[int, INFRASTRUCTURE] = Field(3600, ge=1)
+    timeout: Annotated[int, INFRASTRUCTURE] = Field(3600, ge=1, le=MAX_SECONDS)
     """Seconds after which a request is cancelled."""
     server_type: Annotated[Literal["vllm", "sglang"], INFRASTRUCTURE] = "vllm"
     """Dialect of the token-exact endpoint. Where a request fails, vllm reports an error and sglang
@@ -127,11 +133,11 @@ class TinkerSection(Section):
     """Rank of the LoRA adapter."""
     learning_rate: Annotated[float, VETTED] = Field(4e-5, gt=0, lt=1)
     """Adam's learning rate."""
-    max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16)
+    max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16, le=MAX_CONTEXT)
     """A group with a sequence of this many tokens or more is dropped by the environment."""
     checkpoint_dir: Annotated[str, INFRASTRUCTURE] = "./temp/"
     """Folder of the checkpoint manifests."""
-    save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1)
+    save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1, le=MAX_STEPS)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(3, ge=1, le=10_000)
     """Number of newest checkpoints to keep; the one with the highest reward and the final one are
@@ -143,7 +149,7 @@ class TinkerSection(Section):
     """
     clip_low_threshold: float | None = Field(None, ge=0, lt=1)
     """Minimum probability ratio of ppo, cispo and gspo; by default 0.8 (cispo 0)."""
-    clip_high_threshold: float | None = Field(None, gt=1)
+    clip_high_threshold: float | None = Field(None, gt=1, le=1000)
     """Maximum probability ratio of ppo, cispo and gspo; by default 1.2 (cispo 4)."""
     advantage: Literal["mean", "mean_std", "leave_one_out"] = "mean"
     """Baseline that a rollout's score is compared with inside its group."""
@@ -159,9 +165,9 @@ class TinkerSection(Section):
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up: constant, or falling to zero at the last step.
     """
-    learning_rate_warmup: int = Field(0, ge=0)
+    learning_rate_warmup: int = Field(0, ge=0, le=MAX_STEPS)
     """Steps over which the learning rate rises from zero."""
-    grad_clip_norm: float = Field(0.0, ge=0)
+    grad_clip_norm: float = Field(0.0, ge=0, le=1e6)
     """Maximum norm of the gradient; 0 for no limit."""
     sft_file: Annotated[str | None, READS_FILES] = None
     """JSONL file for supervised fine-tuning before the first step; each line has prompt and
@@ -169,11 +175,11 @@ class TinkerSection(Section):
     """
     sft_epochs: int = Field(1, ge=1, le=1000)
     """Passes over that file."""
-    sft_batch_size: int = Field(32, ge=1)
+    sft_batch_size: int = Field(32, ge=1, le=65_536)
     """Examples per update on that file."""
     sft_learning_rate: float = Field(1e-4, gt=0, lt=1)
     """Adam's learning rate for that file."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**53 - 1)
     """Seed of the adapter's initialisation and, on the embedded engine, of sampling."""
     wandb_project: str = Field("atropos-tinker", min_length=1)
     """W&B project of the run."""
@@ -200,14 +206,14 @@ class LimitsSection(Section):
     A limit of null is no limit.
     """
 
-    max_hours: float | None = Field(None, gt=0)
+    max_hours: float | None = Field(None, gt=0, le=100_000)
     """Maximum hours of all attempts together; at this limit the run saves a checkpoint and stops.
     """
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=10**12)
     """Maximum tokens, prefill, sampled and trained together; at this limit the run saves a
     checkpoint and stops.
     """
-    max_cost_usd: float | None = Field(None, gt=0)
+    max_cost_usd: float | None = Field(None, gt=0, le=1e9)
     """Maximum US dollars by the price table; at this limit the run saves a checkpoint and stops."""
     on_stall: Literal["warn", "stop", "resume"] = "warn"
     """What to do when a part of the run stalls: report it, save a checkpoint and stop, or resume
@@ -217,7 +223,7 @@ class LimitsSection(Section):
     """What to do when the run fails during training: leave it stopped, or resume from the newest
     complete checkpoint, at most three times.
     """
-    stall_after_s: float = Field(60.0, ge=5)
+    stall_after_s: float = Field(60.0, ge=5, le=MAX_SECONDS)
     """Seconds without activity after which a part of the run counts as stalled."""
     on_learning_failure: Literal["advise", "stop"] = "advise"
     """What to do when learning is judged broken: report it, or save a checkpoint and stop."""

@@ -37,7 +37,8 @@ def main() -> int:
     try:
         serve(args)
     except LachesisError as error:
-        print(f"{error.code}: {error}", file=sys.stderr)
+        # On one line, because the last line of the log is read as the cause.
+        print(" ".join(f"{error.code}: {error}".split()), file=sys.stderr)
         return 1
     return 0
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from lachesis.base.errors import EngineRequestError
 from lachesis.engine.engine import Engine
 from lachesis.engine.futures import FutureRegistry
 from lachesis.engine.json_messages import SampleBody
@@ -85,7 +84,7 @@ class RequestDispatcher:
             ]
             try:
                 request = body.to_sample_request(entry.served_model.base, future)
-            except EngineRequestError as error:
+            except Exception as error:  # Whatever it is, the client must not wait for ever.
                 future.finish(make_tinker_error(error))
             else:
                 entry.last_used = time.monotonic()

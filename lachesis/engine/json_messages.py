@@ -173,14 +173,17 @@ class SampleBody(RequestBody):
             raise EngineRequestError(
                 "a stop string is empty; allowed: texts of at least one character, or token ids"
             )
-        stop_ids = frozenset(stop for stop in stops or () if isinstance(stop, int))
+        # Other ids are never sampled, and a larger number would not fit into the batch's tensor.
+        stop_ids = frozenset(
+            stop for stop in stops or () if isinstance(stop, int) and 0 <= stop < model.vocab_size
+        )
         request = SampleRequest(
             prompt=[token for chunk in self.prompt.chunks for token in chunk.tokens or ()],
             num_samples=self.num_samples,
             max_tokens=params.max_tokens,
             temperature=1.0 if params.temperature is None else params.temperature,
             top_p=1.0 if params.top_p is None else params.top_p,
-            top_k=-1 if params.top_k is None else params.top_k,
+            top_k=-1 if params.top_k is None else max(-1, min(params.top_k, model.vocab_size)),
             seed=params.seed,
             stop_tokens=stop_ids | model.eos_ids if stops is None or stop_strings else stop_ids,
             stop_strings=stop_strings,

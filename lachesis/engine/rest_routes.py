@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +17,8 @@ from pydantic import BaseModel
 from lachesis.engine.engine import Engine
 from lachesis.engine.weights import CheckpointPath
 
+# How long a download address works.
+URL_LIFETIME_S = 3600
 _SIGNING_KEY = secrets.token_bytes(32)
 
 
@@ -111,12 +115,12 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
     ) -> dict[str, Any]:
         path = _parse_checkpoint_path(run_id, checkpoint_id)
         engine.store.read_record(path)
-        folder_url = (
-            f"{request.base_url}download/{_sign_path(path)}/{path.run}/{path.kind}/{path.name}"
-        )
+        expires = datetime.now(UTC) + timedelta(seconds=URL_LIFETIME_S)
+        signature = _sign_path(path, int(expires.timestamp()))
+        folder_url = f"{request.base_url}download/{signature}/{path.run}/{path.kind}/{path.name}"
         files = sorted(file.name for file in engine.store.find_folder(path).iterdir())
-        expires = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-        return {"urls": {name: f"{folder_url}/{name}" for name in files}, "expires": expires}
+        urls = {name: f"{folder_url}/{name}" for name in files}
+        return {"urls": urls, "expires": expires.isoformat()}
 
     _add_checkpoint_actions(router, engine, route_prefix)
 
@@ -147,8 +151,12 @@ def create_download_router(engine: Engine) -> APIRouter:
         signature: str, run_id: str, kind: str, name: str, file: str
     ) -> FileResponse:
         path = CheckpointPath.parse(f"tinker://{run_id}/{kind}/{name}")
-        if not hmac.compare_digest(signature.encode(), _sign_path(path).encode()):
+        expiry_text = signature.partition("-")[0]
+        expires = int(expiry_text) if re.fullmatch("[0-9]{1,15}", expiry_text) else 0
+        if not hmac.compare_digest(signature.encode(), _sign_path(path, expires).encode()):
             raise HTTPException(403, "this engine has not signed the URL; request a new one")
+        if expires < time.time():
+            raise HTTPException(403, "the URL has expired; request a new one")
         target = engine.store.find_folder(path) / file
         if file != target.name or not target.is_file():
             raise HTTPException(404, f"{path} has no file {file}")
@@ -157,8 +165,10 @@ def create_download_router(engine: Engine) -> APIRouter:
     return router
 
 
-def _sign_path(path: CheckpointPath) -> str:
-    return hmac.new(_SIGNING_KEY, str(path).encode(), hashlib.sha256).hexdigest()
+def _sign_path(path: CheckpointPath, expires: int) -> str:
+    """Return a signature that begins with the time until which it is valid, in Unix seconds."""
+    digest = hmac.new(_SIGNING_KEY, f"{expires} {path}".encode(), hashlib.sha256).hexdigest()
+    return f"{expires}-{digest}"
 
 
 def _parse_checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:

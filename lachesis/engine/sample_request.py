@@ -118,6 +118,11 @@ class SampleRequest:
                 "prompt"
             )
         if spec.target_ids is not None:
+            if not num_positions:
+                raise EngineRequestError(
+                    "target_prompt_logprobs needs a prompt of at least 2 tokens, because the first "
+                    "token has no distribution before it; this one has 1"
+                )
             shape = spec.target_ids.shape
             if len(shape) != 2 or shape[0] != num_positions or not 1 <= shape[1] <= MAX_TOP_K:
                 raise EngineRequestError(

@@ -31,6 +31,8 @@ CHECKPOINT_TYPES = {
     "external_weights": "external",
 }
 REPLACED_SUFFIX = ".replaced"
+# Longest time to live of a checkpoint: ten years.
+MAX_TTL_S = 315_360_000
 
 
 @dataclass(frozen=True)
@@ -197,9 +199,15 @@ class WeightsStore:
             ) from error
 
     def set_ttl(self, path: CheckpointPath, seconds: int | None) -> None:
-        """Let a checkpoint expire after some seconds, or never."""
+        """Let a checkpoint expire after `seconds`, which may be 0, or never if it is None.
+
+        Raises:
+            EngineRequestError: The number of seconds is negative or too large.
+        """
+        if seconds is not None and not 0 <= seconds <= MAX_TTL_S:
+            raise EngineRequestError(f"ttl_seconds is {seconds}; allowed: 0 to {MAX_TTL_S}")
         checkpoint_record = self.read_record(path)
-        if seconds:
+        if seconds is not None:
             checkpoint_record["expires_at"] = (
                 datetime.now(UTC) + timedelta(seconds=seconds)
             ).isoformat()

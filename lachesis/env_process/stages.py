@@ -32,6 +32,7 @@ from lachesis.base.failure_reasons import describe_exception
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
+from lachesis.environment.outcome import is_solution
 
 if TYPE_CHECKING:
     from atroposlib.envs.base import BaseEnv, Item
@@ -41,7 +42,6 @@ MAX_ITEMS = 16
 # Maximum number of items whose fault the check without a model reports.
 MAX_ITEM_FAULTS = 3
 # Parts of a reward may add up to slightly less than the whole.
-RELATIVE_TOLERANCE = 1e-9
 
 
 class StageFailed(Exception):
@@ -206,7 +206,7 @@ async def _score_answer(env: BaseEnv, item: Item, answer: str) -> float:
 def _is_right(env: BaseEnv, score: float) -> bool:
     if getattr(env, "solved", None) is None:
         return score > 0
-    return bool(score >= env.solved * (1 - RELATIVE_TOLERANCE))
+    return is_solution(score, env.solved)
 
 
 async def _await_if_needed(value: object) -> Any:

@@ -117,7 +117,11 @@ def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> di
     health = judge_observation(observation, memory)
     if should_save:
         save_memory(observation.run_dir, memory)
-    return build_health_entry(observation, health)
+    entry = build_health_entry(observation, health)
+    # Files alone do not show a stall; the one that the monitor saw lasts until the next step.
+    if record.stall and entry["step"] == (record.health or {}).get("step"):
+        entry["stalled"] = record.stall
+    return entry
 
 
 def build_health_entry(

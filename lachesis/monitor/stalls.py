@@ -200,7 +200,7 @@ def _explain_missing_groups(
         errors = "; ".join(
             f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items()
         )
-        reason = errors or f"{counts.get('empty', 0)} groups were empty"
+        reason = errors or f"{counts.get('empty_groups', 0)} groups were empty"
         return _make_stall(
             "environment",
             last_group_at or since,

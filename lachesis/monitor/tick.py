@@ -331,7 +331,7 @@ class Monitor:
 
     def _write_health(self, watched: WatchedRun) -> None:
         entry = build_health_entry(watched.observation, watched.health, watched.stall)
-        self.store.update(watched.record.run_id, health=entry)
+        self.store.update(watched.record.run_id, if_attempt=watched.record.attempt, health=entry)
         watched.observation.record = watched.record.model_copy(update={"health": entry})
 
     def _save_memory(self, watched: WatchedRun) -> None:

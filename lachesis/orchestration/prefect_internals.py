@@ -4,6 +4,7 @@ stop_claiming_runs         `Runner.stop()` also kills the flow processes, withou
 restart_cancellation_poll  the runner's own poll ends for good after three failures
 list_running_ids           a cancelled run without a process has nobody who would end it
 cancel_run                 `Runner.stop()` cancels the runs one after the other, up to 30 s each
+keep_final_states          a cancellation marks a run as cancelled that has just completed
 
 Everything here was written for version `PREFECT_VERSION`; a test fails when another one is
 installed, so that somebody compares this module with it.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
     from prefect.runner import Runner
 
 PREFECT_VERSION = "3.8.8"
@@ -45,3 +47,30 @@ def list_running_ids(runner: Runner) -> list[UUID]:
 async def cancel_run(runner: Runner, flow_run_id: UUID) -> None:
     """Cancel one flow run and wait until its process has ended."""
     await runner._cancellation_manager.cancel_by_id(flow_run_id)
+
+
+def keep_final_states(runner: Runner) -> None:
+    """Let no cancellation by this runner overwrite a final state; call it after the start.
+
+    A flow run that has completed has a process for some seconds more. A cancellation in that time,
+    as at the end of the runner, would end the process and mark the run as cancelled, which the
+    server accepts.
+    """
+    manager = runner._cancellation_manager
+    cancel, finalize = manager.cancel, manager._finalize_cancelled_state
+
+    async def cancel_unless_final(flow_run: FlowRun, state_msg: str | None = None) -> None:
+        if flow_run.state is None or not flow_run.state.is_final():
+            await cancel(flow_run, state_msg)
+
+    async def finalize_unless_final(
+        flow_run: FlowRun, state_updates: dict[str, object] | None = None
+    ) -> bool:
+        # Read again, because the flow may have completed while its process was being ended.
+        current = await manager._client.read_flow_run(flow_run.id)
+        if current.state is not None and current.state.is_final():
+            return False
+        return await finalize(flow_run, state_updates)
+
+    setattr(manager, "cancel", cancel_unless_final)  # noqa: B010
+    setattr(manager, "_finalize_cancelled_state", finalize_unless_final)  # noqa: B010

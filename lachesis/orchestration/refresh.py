@@ -176,9 +176,10 @@ def _end_suspended(store: RunStore, record: RunRecord) -> RunRecord:
         paused = remove_pause_timeout(PrefectApi(), record.flow_run_id or "none")
     if not paused:
         return record
-    return _end_run(
-        store, record_suspension(store, record), "stopped", describe_suspension(record.run_id)
-    )
+    record = record_suspension(store, record)
+    # A run that was stopped before has another reason, and its flow run cannot be resumed.
+    error = describe_suspension(record.run_id) if is_suspended(record) else record.error
+    return _end_run(store, record, "stopped", error)
 
 
 def _requeue_if_resumed(

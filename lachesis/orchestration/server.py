@@ -12,8 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import httpx
+
 from lachesis.base import paths
-from lachesis.base.errors import ProcessExitedError, RunStateError, ServerDownError
+from lachesis.base.errors import ConfigError, ProcessExitedError, RunStateError, ServerDownError
 from lachesis.base.files import storage_errors
 from lachesis.base.typed_values import read_env_number
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -192,3 +194,32 @@ class LauncherProcess:
         # killed.
         self.process.stdin.close()
         self.process.wait()
+
+
+def require_other_server(url: str, port: int | None) -> None:
+    """Check the server that $PREFECT_API_URL names.
+
+    Args:
+        url: The value of that variable.
+        port: The port that was requested for a server of this home, if any.
+
+    Raises:
+        ConfigError: A port was given for a server that is not started.
+        ServerDownError: The server does not respond.
+    """
+    if port is not None:
+        raise ConfigError(
+            f"--port is {port}, but PREFECT_API_URL names the server {url}, so no server is "
+            "started here; leave out --port, or unset PREFECT_API_URL"
+        )
+    try:
+        PrefectApi(url).require_healthy()
+    except ServerDownError as error:
+        if isinstance(error.__cause__, httpx.HTTPError):
+            reason = f"it does not respond ({type(error.__cause__).__name__})"
+        else:
+            reason = str(error)
+        raise ServerDownError(
+            f"the Prefect server {url}, which PREFECT_API_URL names, cannot be used: {reason}; "
+            "start that server, or unset PREFECT_API_URL to have one started here"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -38,6 +39,8 @@ from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_for
 # Maximum number of steps that the first and the last reward of a run are averaged over, because one
 # step has few prompts.
 REWARD_STEPS = 5
+# A step that is later than the others by this factor, and by this many seconds, has no known end.
+MAX_LATENESS, MIN_LATE_S = 5, 30.0
 # Number of last steps whose pace gives the estimated time until the end.
 PACE_STEPS = 20
 # Next steps as shell commands. Another user interface has its own texts for the same keys.
@@ -309,19 +312,28 @@ def _estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
     ]
     if (
         record.status != "running"
+        or record.stall is not None
         or len(recent_steps) < 2
         or recent_steps[-1]["step"] >= record.total_steps
     ):
         return None
     num_steps = recent_steps[-1]["step"] - recent_steps[0]["step"]
     seconds_per_step = (recent_steps[-1]["time"] - recent_steps[0]["time"]) / max(1, num_steps)
+    # The monitor has not looked yet, but this step already takes far longer than the others.
+    if time.time() - recent_steps[-1]["time"] > max(MIN_LATE_S, MAX_LATENESS * seconds_per_step):
+        return None
     return round(float(max(0, record.total_steps - recent_steps[-1]["step"]) * seconds_per_step), 1)
+
+
+def count_reward_steps(num_steps: int) -> int:
+    """Return how many steps the first and the last mean reward of a run are averaged over."""
+    return max(1, min(REWARD_STEPS, num_steps // 2))  # No step is in both.
 
 
 def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
     if not steps:
         return {}
-    count = max(1, min(REWARD_STEPS, len(steps) // 2))  # no step is in both
+    count = count_reward_steps(len(steps))
     return {
         "first": _compute_mean_reward(steps[:count]),
         "last": _compute_mean_reward(steps[-count:]),

@@ -116,10 +116,12 @@ class BoundedRolloutServer:
                 while not self._has_batch() and not disconnect_task.done():
                     self._groups_arrived.clear()
                     arrival_task = asyncio.ensure_future(self._groups_arrived.wait())
-                    await asyncio.wait(
-                        {arrival_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    arrival_task.cancel()
+                    try:
+                        await asyncio.wait(
+                            {arrival_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED
+                        )
+                    finally:  # At the timeout too, or the task would wait for ever.
+                        arrival_task.cancel()
         if disconnect_task.done():
             return False
         disconnect_task.cancel()

@@ -17,8 +17,8 @@ def read_evaluation(folder: Path) -> dict[str, float]:
     """
     file = folder / "metrics.json"
     try:
-        metrics = json.loads(file.read_text())["results"]["all"]
-    except (OSError, ValueError, KeyError) as error:
+        metrics = dict(json.loads(file.read_text())["results"]["all"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunStateError(
             f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
             "call evaluate_log()"

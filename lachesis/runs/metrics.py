@@ -33,7 +33,7 @@ KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "tokens_per_second/sampled",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
-# Typical size of a line, which has some sixty numbers.
+# Typical size of a line, which has some sixty numbers; longer lines only cost another read.
 ASSUMED_LINE_BYTES = 3000
 
 
@@ -96,14 +96,21 @@ class MetricsFile:
         """Return at least the last `count` steps, if there are as many, without reading a long
         file.
         """
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - count * ASSUMED_LINE_BYTES))
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        return _parse_steps(content[content.find(b"\n") + 1 :] if len(content) < size else content)
+        num_bytes = count * ASSUMED_LINE_BYTES
+        while True:
+            try:
+                with self.path.open("rb") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    file.seek(max(0, size - num_bytes))
+                    content = file.read()
+            except FileNotFoundError:
+                return []
+            if len(content) >= size:
+                return _parse_steps(content)
+            steps = _parse_steps(content[content.find(b"\n") + 1 :])
+            if len(steps) >= count:
+                return steps
+            num_bytes *= 2  # Lines with several environments and evaluations are longer.
 
     def read_from(self, position: int) -> tuple[list[Step], int]:
         """Return the steps in the complete lines after `position` (bytes), and the position after

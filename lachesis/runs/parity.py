@@ -207,12 +207,18 @@ def judge_weights(
 
 
 def _read_revision(name: str, config: object) -> str:
-    """Return the commit on the Hub, or the SHA-256 of the weights of a folder."""
+    """Return the commit on the Hub, or the SHA-256 of the weights of a folder.
+
+    It is "unknown" for a folder whose files of weights have other names than those of transformers.
+    """
     commit = getattr(config, "_commit_hash", None)
     if commit:
         return str(commit)
-    digest = hashlib.sha256()
-    for file in sorted(Path(name).expanduser().glob("*.safetensors")):
+    folder, digest = Path(name).expanduser(), hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        return "unknown"
+    for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return f"sha256:{digest.hexdigest()}"

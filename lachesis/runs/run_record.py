@@ -151,6 +151,24 @@ class RunRecord(BaseModel):
         return None
 
     @property
+    def stall(self) -> dict[str, str] | None:
+        """Return the part of a living run that stands still, since when, and how that shows.
+
+        The keys are those of `lachesis.monitor.stalls.Stall`. It is the last that the monitor saw.
+        """
+        stall = (self.health or {}).get("stalled")
+        if self.has_ended or not isinstance(stall, dict):
+            return None
+        return stall
+
+    @property
+    def stall_text(self) -> str | None:
+        """Return the stall as one line, or None."""
+        if self.stall is None:
+            return None
+        return "stalled in {part} since {since}: {evidence}".format_map(self.stall)
+
+    @property
     def environment_files(self) -> dict[str, str]:
         """Return the files of all environments of the run by name, the first one first."""
         return {

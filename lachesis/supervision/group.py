@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from lachesis.base.errors import ProcessExitedError, list_error_codes
 from lachesis.base.files import read_last_lines
@@ -234,13 +234,7 @@ class ServiceGroup:
         for line in self._reaper.stdout:
             message = json.loads(line)
             with self._state_changed:
-                if "started" in message:
-                    self._states[message["started"]].pid = message["pid"]
-                elif "refused" in message:
-                    self._states[message["refused"]].error = message["error"]
-                elif "exited" in message:
-                    state = self._states[message["exited"]]
-                    state.exit_code, state.has_ended = message["code"], True
+                self._apply_reaper_message(message)
                 self._state_changed.notify_all()
         with self._state_changed:  # When the reaper ends, every service has ended.
             self._is_reaper_lost = not self._is_closing
@@ -251,6 +245,19 @@ class ServiceGroup:
                         os.killpg(state.pid, signal.SIGKILL)
                 state.has_ended = True
             self._state_changed.notify_all()
+
+    def _apply_reaper_message(self, message: dict[str, Any]) -> None:
+        """Store what the reaper reports of a service, unless the service was forgotten."""
+        name = message.get("started") or message.get("refused") or message.get("exited")
+        state = self._states.get(name or "")
+        if state is None:
+            return
+        if "started" in message:
+            state.pid = message["pid"]
+        elif "refused" in message:
+            state.error = message["error"]
+        else:
+            state.exit_code, state.has_ended = message["code"], True
 
 
 def _resolve_future(future: Future[T], function: Callable[[], T]) -> None:

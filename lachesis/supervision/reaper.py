@@ -67,6 +67,7 @@ class LogCopier(threading.Thread):
             self.write(rest[:cut])
             rest = rest[cut:]
         self.write(rest)
+        self.file.close()
         os.close(self.source_fd)
 
     def redact(self, text: bytes) -> bytes:
@@ -79,10 +80,17 @@ class LogCopier(threading.Thread):
         """Append to the log, and move it aside if it has reached half of its limit."""
         with contextlib.suppress(OSError):  # A full disk must not stop the service.
             if self.file.tell() + len(text) > self.max_bytes // 2:
-                os.replace(self.path, f"{self.path}.1")
-                self.file.close()
-                self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+                self._rotate()
+        with contextlib.suppress(OSError):
             self.file.write(text)
+
+    def _rotate(self) -> None:
+        """Move the log aside and begin a new one; if that fails, the old file is written on."""
+        with contextlib.suppress(FileNotFoundError):  # An earlier attempt has moved it already.
+            os.replace(self.path, f"{self.path}.1")
+        new_file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        self.file.close()
+        self.file = new_file
 
 
 class Reaper:

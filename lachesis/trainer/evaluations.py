@@ -23,7 +23,8 @@ import tinker
 from lachesis.base.files import storage_errors
 from lachesis.base.numbers import is_score
 from lachesis.base.timestamps import now_iso
-from lachesis.runs.held_out import HeldOutPoint, is_evaluation_key, to_point
+from lachesis.runs.held_out import HeldOutPoint, to_point
+from lachesis.runs.metrics import FAILED_KEY
 from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
@@ -129,16 +130,20 @@ class EvaluationScheduler:
         Lines after `first_step` will be written again. A result on one of them stays valid if its
         weights are not newer than `first_step`; it moves to the next line.
         """
+        prefixes = ["", *(f"environments/{name}/" for name in self.environments[1:])]
         for line in steps:
-            evaluated_step = line.get("eval/step")
-            if evaluated_step is None or evaluated_step > first_step:
-                continue
-            self._evaluated_steps.add(int(evaluated_step))
-            if line["step"] > first_step:
-                self._unwritten_metrics = {
-                    key: value for key, value in line.items() if is_evaluation_key(key)
-                }
-                self._unwritten_metrics.pop("eval/failed", None)
+            for prefix in prefixes:
+                evaluated_step = line.get(f"{prefix}eval/step")
+                if evaluated_step is None or evaluated_step > first_step:
+                    continue
+                if not prefix:
+                    self._evaluated_steps.add(int(evaluated_step))
+                if line["step"] > first_step:
+                    self._unwritten_metrics |= {
+                        key: value
+                        for key, value in line.items()
+                        if key.startswith(f"{prefix}eval/") and key != FAILED_KEY
+                    }
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
         """Begin an evaluation of these weights if one is due; call it after each step and before

@@ -23,6 +23,10 @@ def test_rl_check_environment(
     assert ask("rl_check_environment", environment="my_task")["code"] == "unknown_environment"
     assert ask("rl_check_environment")["code"] == "arguments"
     assert ask("rl_check_environment", check_id="../x")["code"] == "unknown_test"
+    taken = ask("rl_check_environment", environment="arithmetic", new=True)
+    assert taken["code"] == "storage"
+    assert "there is an environment arithmetic already" in taken["error"]
+    assert not list(mine.iterdir()), "nothing was written"
 
     with monkeypatch.context() as brief:
         # a quick machine would be done with the check

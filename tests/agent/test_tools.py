@@ -15,6 +15,7 @@ from lachesis.agent import previews
 from lachesis.agent.session import AgentSession
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
@@ -282,6 +283,35 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
     assert ended["error"] == "trainer exited with code 1"
     assert ended["last_error"]["service"] == "trainer"
     assert ended["last_error"]["log_tail"].endswith("boom")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"word": "broken"},
+        {"stalled": {"part": "sampler", "since": "2026-11-25T04:00:00+00:00", "evidence": "e"}},
+    ],
+)
+def test_a_stall_and_another_word_are_reported_at_once(
+    desk: AgentSession, ask: Ask, make_run: MakeRun, change: Json
+) -> None:
+    """Nobody may read for half an hour that a run continues which stands still."""
+    health = {"word": "healthy", "evidence": [], "advice": [], "at": now_iso(), "stalled": None}
+    run_id = make_run(health=health).run_id
+    assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
+    limited = ask("rl_check_status", run_id=run_id)
+    assert "continues by itself" in limited["message"]
+    desk.service.store.update(run_id, health={**health, **change})
+    changed = ask("rl_check_status", run_id=run_id)
+    assert "rate_limited" not in changed
+    assert changed["health"] | change == changed["health"]
+    limited = ask("rl_check_status", run_id=run_id)
+    assert limited["rate_limited"] is True
+    if change.get("stalled"):
+        assert "continues by itself" not in limited["message"]
+        assert "has stalled in sampler" in limited["message"]
+        (entry,) = ask("rl_list_runs")["runs"]
+        assert entry["stalled"] == "stalled in sampler since 2026-11-25T04:00:00+00:00: e"
 
 
 def test_the_limit_of_status_reports_is_a_setting(

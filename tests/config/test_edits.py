@@ -20,6 +20,7 @@ from lachesis.config.edits import (
     replace_limits,
 )
 from lachesis.config.run_config import RunConfig
+from lachesis.config.schema import MAX_STEPS
 
 SCHEMA = EnvironmentSchema(
     properties={
@@ -150,7 +151,8 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
         (
             "max_tokens",
             "lots",
-            "limits.max_tokens is 'lots': .*; allowed: integer, at least 1 or null",
+            "limits.max_tokens is .lots.: .*; allowed: integer, at least 1, at most 1000000000000 "
+            "or null",
         ),
         ("mixture", "a, b", "'a, b' is not of type 'object'; allowed: object"),
         ("wandb_name", "a\x00b", "it has control characters"),
@@ -196,7 +198,7 @@ def test_any_text_reaches_a_text_field_through_command_line_and_file(
     )
 
 
-@given(number=st.integers(1, 10**12))
+@given(number=st.integers(1, MAX_STEPS))
 @settings(deadline=None)
 def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int) -> None:
     typed = parse_assignment(f"total_steps={number}")
@@ -248,7 +250,9 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
     changed = replace_limits(config, {"max_tokens": "5", "limits.on_stall": "stop"})
     assert (changed.limits.max_tokens, changed.limits.on_stall) == (5, "stop")
     assert "total_steps" in get_editable_values(config)
-    with pytest.raises(FieldValueError, match="allowed: integer, at least 1 or null"):
+    with pytest.raises(
+        FieldValueError, match="allowed: integer, at least 1, at most 1000000000000 or null"
+    ):
         replace_limits(config, {"max_tokens": "0"})
     with pytest.raises(
         ConfigError,

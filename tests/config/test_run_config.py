@@ -12,7 +12,14 @@ from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig
-from lachesis.config.schema import EnvSection, Locked, OpenAISection, TinkerSection
+from lachesis.config.schema import (
+    EnvSection,
+    LimitsSection,
+    Locked,
+    OpenAISection,
+    Section,
+    TinkerSection,
+)
 
 LOCKED_VALUES: dict[str, dict[str, Any]] = {  # section 3 of the contract
     "env": {
@@ -158,3 +165,19 @@ def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path)
 def test_an_unknown_profile_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="no profile 'cloud'; allowed: embedded, tinker, custom"):
         run_config.resolve_run_config("arithmetic", "cloud", {})
+
+
+@pytest.mark.parametrize("section", [EnvSection, OpenAISection, TinkerSection, LimitsSection])
+def test_every_number_has_a_bound_on_both_sides(section: type[Section]) -> None:
+    """A slip of the finger is refused where it is typed."""
+    for name, schema in section.model_json_schema()["properties"].items():
+        for kind in (schema, *schema.get("anyOf", ())):
+            if kind.get("type") in ("integer", "number"):
+                assert kind.keys() & {"maximum", "exclusiveMaximum"}, name
+                assert kind.keys() & {"minimum", "exclusiveMinimum"}, name
+
+
+def test_an_absurd_number_of_steps_is_refused() -> None:
+    values = {"env": {"total_steps": 1180591620717411303424}}
+    with pytest.raises(ConfigError, match="total_steps"):
+        run_config.resolve_run_config("arithmetic", "embedded", values, model="m")

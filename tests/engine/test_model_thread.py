@@ -15,7 +15,7 @@ import tinker
 from fastapi.testclient import TestClient
 from tinker.lib import api_future_impl
 
-from lachesis.engine import app
+from lachesis.engine import app, json_messages
 from lachesis.engine.engine import Engine
 from lachesis.engine.model_thread import ModelThread
 from tests.engine.training_steps import datums, ids
@@ -50,6 +50,32 @@ def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path
         assert client.post("/api/v1/create_sampling_session", json=body).json() == answer
         assert engine.sessions[session].sampler_ids == list(watched)
     assert watched.threads == {"model"}
+
+
+def test_whatever_a_request_raises_ends_its_future(
+    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client would ask again and again for ever."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    engine = Engine(random_model, tmp_path)
+    monkeypatch.setattr(json_messages.SampleBody, "to_sample_request", fail)
+    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+        session = client.post("/api/v1/create_session", json={}).json()["session_id"]
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": random_model}
+        sampler = client.post("/api/v1/create_sampling_session", json=body).json()
+        body = {
+            "sampling_session_id": sampler["sampling_session_id"],
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+            "sampling_params": {},
+            "num_samples": 1,
+            "seq_id": 1,
+        }
+        future = client.post("/api/v1/asample", json=body).json()
+        answer = client.post("/api/v1/retrieve_future", json=future).json()
+    assert answer == {"error": "ValueError: a fault of ours", "category": "server"}
 
 
 def test_a_sampler_of_a_session_that_has_just_ended_is_refused(

@@ -177,6 +177,33 @@ def test_a_request_that_cannot_be_served_says_why(
         ).result()
 
 
+def test_numbers_beyond_every_tensor_disturb_no_other_request(
+    sampler: tinker.SamplingClient,
+) -> None:
+    """`top_k` counts at most the vocabulary, and a stop id outside it is never sampled."""
+    huge = tinker.SamplingParams(max_tokens=4, top_k=2**70, stop=[2**70, 2**63])
+    prompt = tinker.ModelInput.from_ints([1])
+    futures = [
+        sampler.sample(prompt, 1, huge),
+        sampler.sample(prompt, 1, tinker.SamplingParams(max_tokens=4, stop=[])),
+    ]
+    for future in futures:
+        assert len(future.result().sequences[0].tokens) == 4
+
+
+def test_targets_for_a_prompt_of_one_token_are_refused(sampler: tinker.SamplingClient) -> None:
+    """The client must not wait for ever, whatever the engine raises while it reads a request."""
+    with pytest.raises(tinker.RequestFailedError, match="needs a prompt of at least 2 tokens"):
+        sampler.sample(
+            tinker.ModelInput.from_ints([1]),
+            1,
+            tinker.SamplingParams(max_tokens=1),
+            target_prompt_logprobs=tinker.TensorData.from_torch(
+                torch.zeros((0, 1), dtype=torch.int64)
+            ),
+        ).result(timeout=30)
+
+
 def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> None:
     answer = sampler.sample(
         tinker.ModelInput.from_ints([1] * 508), 1, tinker.SamplingParams(max_tokens=100, stop=[])

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 from lachesis.base.errors import EngineRequestError
+from lachesis.engine import rest_routes
+from lachesis.engine.app import create_app
+from lachesis.engine.engine import Engine
 from lachesis.engine.weights import CheckpointPath, WeightsStore
 
 PATH = CheckpointPath("run", "weights", "name")
@@ -108,3 +114,48 @@ def test_a_name_that_listings_would_hide_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineRequestError, match="does not begin with"):
         save(store, "old", name=".hidden")
     assert json.dumps(store.list_checkpoints()) == "[]"
+
+
+def _save(store: WeightsStore) -> None:
+    store.save(
+        PATH, tensors={"x": torch.ones(2)}, adapter_config={}, checkpoint_record={"time": "t"}
+    )
+
+
+def test_a_time_to_live_of_zero_ends_at_once_and_none_never(tmp_path: Path) -> None:
+    store = WeightsStore(tmp_path)
+    _save(store)
+    store.set_ttl(PATH, None)
+    assert store.list_checkpoints("run") == [str(PATH)]
+    store.set_ttl(PATH, 0)
+    assert store.list_checkpoints("run") == []
+
+
+@pytest.mark.parametrize("seconds", [-1, 2**70])
+def test_an_impossible_time_to_live_is_refused(tmp_path: Path, seconds: int) -> None:
+    store = WeightsStore(tmp_path)
+    _save(store)
+    with pytest.raises(EngineRequestError, match=f"ttl_seconds is {seconds}; allowed: 0 to"):
+        store.set_ttl(PATH, seconds)
+
+
+def test_a_download_address_works_until_it_expires(
+    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(random_model, tmp_path)
+    _save(engine.store)
+    with TestClient(create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+        address = "/api/v1/training_runs/run/checkpoints/weights/name/external_weights_urls"
+        answer = client.get(address).json()
+        url = answer["urls"]["checkpoint.json"]
+        expires = datetime.fromisoformat(answer["expires"]).timestamp()
+        assert 3590 < expires - time.time() < 3610
+        assert client.get(url).status_code == 200
+        later = url.replace(str(int(expires)), str(int(expires) + 60))
+        assert "has not signed" in client.get(later).json()["detail"]
+        monkeypatch.setattr(rest_routes.time, "time", lambda: expires + 1)
+        refused = client.get(url)
+        assert (refused.status_code, refused.json()["detail"]) == (
+            403,
+            "the URL has expired; request a new one",
+        )

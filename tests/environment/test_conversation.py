@@ -16,6 +16,7 @@ from lachesis.catalog import describe
 from lachesis.env_process import stages
 from lachesis.environment import Chat, ConversationEnv, Invalid, Item
 from lachesis.environment.conversation import TOO_LONG_REASON
+from lachesis.environment.outcome import is_solution
 from lachesis.environment.toolcalls import (
     MalformedCall,
     ToolCall,
@@ -255,6 +256,8 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     right = await played(call(6))
     third = await played(call(4), call(8), call(6))
     assert (right.outcome.reward, third.outcome.reward) == (1.0, 0.75)
+    last = await played(call(1), call(2), call(3), call(6))
+    assert all(is_solution(game.outcome.reward, env.solved) for game in (right, third, last))
     assert [message["content"] for message in third.messages if message["role"] == "tool"] == [
         "higher",
         "lower",

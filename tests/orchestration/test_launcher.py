@@ -22,6 +22,7 @@ from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.supervision.ports import reserve_free_ports
 
 RUN = "0123abcd"
 
@@ -201,3 +202,49 @@ def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Pat
     launcher_._end_all()
     assert runner.process.returncode == 0
     assert server.process.returncode == -15
+
+
+def test_a_group_of_zombies_ends_the_launcher_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On macOS a signal to it is not permitted."""
+    from deployments import up
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / "logs").mkdir()
+    child = up.ManagedProcess("server", ["true"], {}, 0.1, lambda: True, 1.0)
+    child.process = subprocess.Popen(["true"], start_new_session=True)
+    monkeypatch.setattr(os, "killpg", refuse)
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children, launcher_.lock_fd = [child], 0
+    launcher_._end_all()
+    assert child.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "which PREFECT_API_URL names, cannot be used: it does not respond (ConnectError)"),
+        (["--port", "4555"], "--port is 4555, but PREFECT_API_URL names the server"),
+    ],
+)
+def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    """No runner is started that would only print a traceback."""
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up", *options],
+        env={**os.environ, "PREFECT_API_URL": url, "LACHESIS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert url in line
+    assert not (tmp_path / "logs" / "runner.log").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.base.errors import ConfigError
+from lachesis.base.errors import ConfigError, RunStateError
 from lachesis.orchestration.notifications import set_notifications
 from lachesis.runs.evaluation import read_evaluation
 
@@ -35,3 +35,12 @@ def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
         json.dumps({"results": {"all": {"eval/a": float("nan"), "eval/b": 0.5}}})
     )
     assert read_evaluation(tmp_path) == {"eval/b": 0.5}
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"results": []}', '{"results": {"all": [1, 2]}}', '{"results": 1}']
+)
+def test_an_evaluation_of_another_form_is_reported_as_missing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "metrics.json").write_text(content)
+    with pytest.raises(RunStateError, match="has no evaluation"):
+        read_evaluation(tmp_path)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from deployments.up import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
 from lachesis.base.timestamps import now_iso
 from lachesis.orchestration import refresh, submit
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resuming import belongs_to_attempt, needs_new_attempt, resubmit_run
-from lachesis.orchestration.server import TRAINING_FLOW
 from lachesis.orchestration.suspension import (
     SUSPENDED,
     describe_suspension,
@@ -29,43 +24,11 @@ from lachesis.orchestration.suspension import (
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
-from lachesis.supervision.ports import reserve_free_ports
-from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(300)
 VALUES = {"environment": "e", "environment_file": "e.py", "profile": "embedded", "base_model": "m"}
 VALUES |= {"total_steps": 100, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}  # type: ignore[dict-item]
 SetState = Callable[..., None]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with the deployment of training runs."""
-    home, port = tmp_path_factory.mktemp("prefect"), reserve_free_ports(1)[0]
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_HOME": str(home)}
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-    api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)
-    while not api.is_healthy():
-        assert process.poll() is None, (home / "log").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    flow = api._request("POST", "/flows/", {"name": TRAINING_FLOW})
-    api._request("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
-    yield api.url
-    process.terminate()
-    process.wait(60)
 
 
 @pytest.fixture
@@ -175,6 +138,16 @@ def test_a_run_suspended_before_it_began_is_stopped(store: RunStore) -> None:
     assert needs_new_attempt(record), "the flow that begins now makes a new attempt"
     assert not needs_new_attempt(record.model_copy(update={"stop_reason": None}))
     assert seen(store).status == "stopped"
+
+
+def test_a_run_that_was_stopped_and_then_suspended_is_not_told_to_resume_in_prefect(
+    store: RunStore,
+) -> None:
+    suspend(store)
+    store.update(record_of(store).run_id, stop_reason=submit.STOPPED_BY_USER)
+    record = seen(store)
+    assert (record.status, record.stop_reason) == ("stopped", submit.STOPPED_BY_USER)
+    assert "Resume" not in (record.error or "")
 
 
 def test_a_run_that_is_being_suspended_is_stopping(store: RunStore) -> None:

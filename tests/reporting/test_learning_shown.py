@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from lachesis.cli import show_runs, watch
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
 from lachesis.monitor import artifact_content
+from lachesis.monitor.judgement import refresh_health
+from lachesis.orchestration import refresh
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
@@ -26,6 +29,7 @@ from lachesis.service import LachesisService
 
 RUN = "0123abcd"
 REASON = "ValueError: the answer has no number"
+STALL = "the trainer has been waiting for samples of the engine for 100 s"
 EVIDENCE = f"100% of 6,400 rollouts had no usable score ({REASON}, 400 times)"
 
 
@@ -231,3 +235,94 @@ def test_watching_prints_the_word_when_it_changes(
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert printed_lines[-1] == "learning: healthy (mean reward 0.342 over the last 20 steps)"
+
+
+@pytest.fixture
+def stalled(store: RunStore) -> RunRecord:
+    """A run that learned well until its sampler stopped answering; the monitor has seen it."""
+    make(store, status="running", phase="training", flow_run_id=None)
+    began = time.time() - 130
+    for step in range(1, 31):
+        MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
+    lines = store.dir(RUN).metrics.read_text().splitlines()
+    with store.dir(RUN).metrics.open("w") as file:
+        for index, line in enumerate(lines):
+            file.write(json.dumps({**json.loads(line), "time": began + index}) + "\n")
+    health = {
+        "word": "healthy",
+        "evidence": ["mean reward 0.342 over the last 20 steps"],
+        "advice": [],
+        "step": 30,
+        "at": now_iso(),
+        "stalled": {"part": "sampler", "since": "2026-11-25T04:00:00+00:00", "evidence": STALL},
+    }
+    store.update(RUN, health=health, started_at=datetime.fromtimestamp(began - 5, UTC).isoformat())
+    return store.load(RUN)
+
+
+def test_a_run_that_stands_still_is_nowhere_green(
+    store: RunStore,
+    stalled: RunRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Each place that shows the word shows the stall, and no time that is left."""
+    monkeypatch.setattr(refresh, "refresh_runs", lambda store, records: (records, None))
+    service = LachesisService(store.home)
+    monkeypatch.setattr(LachesisService, "get_run", lambda self, run_id: stalled)
+    (row,) = answers(capsys, "runs")["runs"]
+    status = service.get_status(RUN).to_payload()
+    assert row["stalled"].startswith("stalled in sampler since 2026-11-25T04:00")
+    assert status["progress"]["eta_seconds"] is None
+    for view in (
+        show_runs.render_runs([row]),
+        show_runs.render_status(status),
+        show_runs.render_results(service.get_results(RUN).to_payload()),
+        watch._render_panel(service, stalled),
+    ):
+        shown = printed(view, 200)
+        assert STALL in shown
+        assert "healthy" in shown
+        assert "\x1b[32m" not in shown.partition("healthy")[0][-12:]
+    assert artifact_content.build_overview_row(stalled)["stalled in"] == "sampler"
+    page = service.write_report(RUN, tmp_path / "report")[0].read_text()
+    assert "word healthy" not in page.partition("<body>")[2]
+    assert f"stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
+
+
+def test_a_step_that_is_far_too_late_has_no_time_left(store: RunStore, stalled: RunRecord) -> None:
+    """The monitor looks only every minute."""
+    steps = MetricsFile(store.dir(RUN).metrics).read()
+    unseen = stalled.model_copy(update={"health": None})
+    for late_s, is_known in ((100, False), (1, True)):
+        shift_s = time.time() - late_s - steps[-1]["time"]
+        moved = [{**step, "time": step["time"] + shift_s} for step in steps]
+        status = build_run_status(
+            unseen, store.dir(RUN), moved, ui_url=None, queue=None, warning=None
+        )
+        assert (status.progress.eta_seconds is not None) is is_known
+
+
+def test_files_alone_do_not_end_a_stall(store: RunStore, stalled: RunRecord) -> None:
+    """Who looks without the monitor sees no more than files; a new step ends the stall."""
+    old = stalled.model_copy(
+        update={"health": {**(stalled.health or {}), "at": "2026-01-01T00:00:00+00:00"}}
+    )
+    assert refresh_health(store, old).stall == stalled.stall
+    MetricsFile(store.dir(RUN).metrics).append(31, {"reward/mean": 0.5})
+    assert refresh_health(store, old).stall is None
+
+
+def test_watching_prints_when_a_stall_begins_and_ends(
+    store: RunStore, stalled: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr("lachesis.cli.console.console", console)
+    view, service = watch._LineView(stalled), LachesisService(store.home)
+    moving = stalled.model_copy(update={"health": {**(stalled.health or {}), "stalled": None}})
+    for record in (moving, stalled, stalled, moving, moving):
+        view(service, record)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    told = [line.partition(" s  ")[2] for line in lines if "stalled" in line]
+    assert told == [stalled.stall_text, "no longer stalled in sampler, at step 30"]

@@ -4,11 +4,12 @@ computed."""
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from lachesis.base.tolerance import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, Tolerance
-from lachesis.runs.parity import judge_weights
+from lachesis.runs.parity import _read_revision, judge_weights
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,19 @@ def test_weights_are_verified_only_where_they_differ_from_the_base_model(
     tolerance: Tolerance, largest: float, mean: float, base_mean: float, verified: bool | None
 ) -> None:
     assert judge_weights(largest, mean, base_mean, tolerance) is verified
+
+
+def test_models_with_other_weights_have_another_revision(tmp_path: Path) -> None:
+    """Older folders hold `pytorch_model.bin` and no safetensors."""
+    revisions = set()
+    for name, file in (
+        ("a", "model.safetensors"),
+        ("b", "pytorch_model.bin"),
+        ("c", "pytorch_model.bin"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(name)
+        revisions.add(_read_revision(str(tmp_path / name), object()))
+    assert len(revisions) == 3
+    (tmp_path / "d").mkdir()
+    assert _read_revision(str(tmp_path / "d"), object()) == "unknown"

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from prefect.exceptions import Pause
 
+from flows import validate as flows_validate
 from flows.validate import validate
 from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
 from lachesis.base.numbers import is_score
@@ -375,3 +377,36 @@ def test_a_test_that_is_suspended_in_prefect_ends(
         "it was suspended in Prefect, which ends a test; start it again",
     )
     os.close(bench.lock_fd)
+
+
+def test_a_model_does_not_count_the_time_of_the_models_before_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are tested concurrently and awaited one after another."""
+    context = make()
+    test = context.test.model_copy(
+        update={"request": context.test.request.model_copy(update={"models": ["slow", "fast"]})}
+    )
+    context = replace(context, test=test, model_times={"slow": (10.0, 19.0), "fast": (10.0, 11.5)})
+    done = [SimpleNamespace(result=lambda **_: None) for _ in test.request.models]
+    monkeypatch.setattr(flows_validate, "run_model_inference", SimpleNamespace(map=lambda *_: done))
+    monkeypatch.setattr(flows_validate, "_make_model_entry", lambda *_: {})
+    recorder = flows_validate._TestRecorder(context.tests, test)
+    flows_validate._test_models(recorder, context, {})
+    assert [(stage.name, stage.seconds) for stage in recorder.test.stages] == [
+        ("inference slow", 9.0),
+        ("inference fast", 1.5),
+    ]
+
+
+def test_the_times_of_a_model_cover_all_its_attempts(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make()
+    (model,) = context.test.request.models
+    context.model_times[model] = (1.0, 2.0)
+    monkeypatch.setattr(inference, "_run_model_inference", lambda *_: None)
+    run_model_inference.fn(context, model, "run")
+    started, ended = context.model_times[model]
+    assert started == 1.0
+    assert ended > 2.0

@@ -190,6 +190,22 @@ def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
     assert evaluations.take_metrics() == {"eval/step": 10, "eval/percent_correct": 0.25}
 
 
+def test_a_resume_keeps_the_results_of_every_environment() -> None:
+    """They arrive one by one, so that they stand on different lines."""
+    lines = [{"step": step} for step in range(1, 15)]
+    lines[10] |= {"environments/b/eval/step": 10, "environments/b/eval/percent_correct": 0.5}
+    lines[11] |= {"eval/step": 10, "eval/percent_correct": 0.25}
+    lines[12] |= {"environments/c/eval/step": 12, "environments/c/eval/percent_correct": 1.0}
+    evaluations = EvaluationScheduler(["a", "b", "c"], every_steps=10)
+    evaluations.restore_from_metrics(lines, first_step=10)
+    assert evaluations.take_metrics() == {
+        "environments/b/eval/step": 10,
+        "environments/b/eval/percent_correct": 0.5,
+        "eval/step": 10,
+        "eval/percent_correct": 0.25,
+    }
+
+
 async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

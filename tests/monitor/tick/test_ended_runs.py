@@ -131,6 +131,8 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
     make("4567abcd", limits={"on_crash": policy}, **ended)
     Monitor(store).tick()
     assert (store.load("0123abcd").status == "pending") is again
+    is_final = bool((store.load("0123abcd").health or {}).get("final"))
+    assert is_final is not again, "a new attempt does not begin with the judgement of an ended one"
     assert store.load("0123abcd").auto_resumes == resumes + again
     assert store.load("4567abcd").status == "failed"
 

@@ -1,0 +1,54 @@
+"""What `lachesis stop` says is how the run has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.base.timestamps import now_iso
+from lachesis.cli.main import main
+from lachesis.orchestration import submit
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ("completed", "is completed; it ended before it could be stopped"),
+        ("failed", "is failed; it ended before it could be stopped"),
+        ("stopped", "is stopped; `lachesis resume 0123abcd` starts it from the beginning"),
+    ],
+)
+def test_a_run_that_ends_meanwhile_is_not_being_stopped(
+    clean_environment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    message: str,
+) -> None:
+    store = RunStore(clean_environment)
+    store.create(
+        RunRecord(
+            run_id="0123abcd",
+            environment="sums",
+            environment_file="sums.py",
+            profile="embedded",
+            base_model="tiny",
+            total_steps=9,
+            status="running",
+            seed=0,
+            wandb_project="p",
+            wandb_run_name="n",
+        ),
+        config_yaml="",
+    )
+
+    def end_instead(store: RunStore, record: RunRecord, *_: Any) -> None:
+        store.update(record.run_id, status=status, ended_at=now_iso(), health={"final": True})
+
+    monkeypatch.setattr(submit, "cancel_run", end_instead)
+    assert main(["stop", "0123abcd"]) == 0
+    assert message in " ".join(capsys.readouterr().out.split())

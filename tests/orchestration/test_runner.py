@@ -1,0 +1,61 @@
+"""Our runner at a real Prefect server: what people made stays, and what has completed too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.orchestration.prefect_api import PrefectApi
+from tests.prefect_server import (
+    WORK_S,
+    end_runner_around_completion,
+    run_lingering_flow_runner,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_the_end_of_the_runner_leaves_a_completed_run_completed(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Its process is still exiting; the fault matrix repeats this with other pauses."""
+    states = end_runner_around_completion(prefect_api, tmp_path, WORK_S + 1.0)
+    assert states[-2:] == ["RUNNING", "COMPLETED"]
+
+
+def test_schedules_of_people_survive_the_start_of_the_runner(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Prefect's pages and commands make them without a slug."""
+    daily = {"cron": "0 3 * * *", "timezone": "UTC"}
+    hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+
+    def read_schedules() -> list[Any]:
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+        return sorted(
+            (
+                str(schedule["schedule"].get("cron") or schedule["schedule"]["interval"]),
+                schedule["active"],
+                schedule["parameters"],
+            )
+            for schedule in deployment["schedules"]
+        )
+
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    prefect_api._request(
+        "POST",
+        f"/deployments/{deployment['id']}/schedules",
+        [
+            {"schedule": daily, "active": True, "parameters": {"text": "by hand"}},
+            {"schedule": {**daily, "cron": "0 4 * * *"}, "active": False, "slug": "mine"},
+            {"schedule": hourly, "active": False},
+        ],
+    )
+    before = read_schedules()
+    assert len(before) == 3
+    for _ in range(2):
+        with run_lingering_flow_runner(prefect_api, tmp_path):
+            assert read_schedules() == before

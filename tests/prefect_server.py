@@ -1,0 +1,131 @@
+"""A real Prefect server, and our runner with one small flow, for tests that need no launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deployments.up import PREFECT_SETTINGS
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server import READY_LINE
+from lachesis.supervision.ports import reserve_free_ports
+from tests.patience import deadline
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK_S, LINGER_S = 1.5, 4.0
+# A flow whose process takes a while to exit after it has completed, as one that trains does.
+FLOW = """
+import atexit, time
+from prefect import flow
+
+@flow
+def linger(text: str = "") -> None:
+    atexit.register(time.sleep, {linger_s})
+    time.sleep({work_s})
+"""
+RUNNER = """
+import asyncio, sys
+from prefect.deployments.runner import RunnerDeployment
+from deployments import runner
+
+linger = RunnerDeployment.from_entrypoint("lingering.py:linger", name="test")
+runner.make_pools = lambda: [runner.DeploymentPool([linger], 2)]
+sys.exit(asyncio.run(runner.main()))
+"""
+
+
+@contextlib.contextmanager
+def serve_prefect(home: Path) -> Iterator[PrefectApi]:
+    """Run a server with its database in `home`, and yield a client."""
+    port = reserve_free_ports(1)[0]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
+    env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_HOME": str(home)}
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            env=env,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)
+    while not api.is_healthy():
+        assert process.poll() is None, (home / "log").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    yield api
+    process.terminate()
+    process.wait(60)
+
+
+@contextlib.contextmanager
+def run_lingering_flow_runner(api: PrefectApi, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `deployments.runner` with the deployment `linger/test` alone, until it is ready."""
+    (folder / "lingering.py").write_text(FLOW.format(work_s=WORK_S, linger_s=LINGER_S))
+    env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_API_URL": api.url}
+    env |= {"PREFECT_HOME": str(folder / "runner"), "PYTHONPATH": str(ROOT)}
+    log_file = folder / "runner.log"
+    log_file.touch()
+    num_starts = log_file.read_text().count(READY_LINE)
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUNNER], cwd=folder, env=env, stdout=log, stderr=log
+        )
+    until = deadline(60)
+    while log_file.read_text().count(READY_LINE) == num_starts:
+        assert process.poll() is None, log_file.read_text()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def read_state(api: PrefectApi, flow_run_id: str) -> str:
+    """Return the type of a flow run's state."""
+    return str((api.read_flow_run(flow_run_id) or {})["state"]["type"])
+
+
+def end_runner_around_completion(api: PrefectApi, folder: Path, pause_s: float) -> list[str]:
+    """End a runner `pause_s` after a flow run of it has begun; return the states that were seen.
+
+    The flow runs for `WORK_S`, and its process lives for `LINGER_S` after the completion.
+    """
+    states: list[str] = []
+
+    def watch_state(flow_run_id: str, pause_s: float) -> None:
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until:
+            state = read_state(api, flow_run_id)
+            if [state] != states[-1:]:
+                states.append(state)
+            time.sleep(0.02)
+
+    with run_lingering_flow_runner(api, folder) as runner:
+        deployment: Any = api._request("GET", "/deployments/name/linger/test")
+        flow_run = api.create_flow_run(
+            deployment["id"], name="linger", parameters={}, tags=[], key=str(time.time_ns())
+        )
+        until = deadline(60)
+        while "RUNNING" not in states:
+            assert time.monotonic() < until, (folder / "runner.log").read_text()
+            watch_state(flow_run["id"], 0.1)
+        watch_state(flow_run["id"], pause_s)
+        runner.terminate()
+        until = deadline(60)
+        while runner.poll() is None:
+            assert time.monotonic() < until, (folder / "runner.log").read_text()
+            watch_state(flow_run["id"], 0.1)
+        assert runner.returncode == 0, (folder / "runner.log").read_text()
+    watch_state(flow_run["id"], 0.1)
+    return states
