@@ -86,6 +86,9 @@ def test_an_unknown_name_is_told_with_those_there_are(
     ) as caught:
         describe.find_environment("gsm9k")
     assert {"arithmetic", "mine"} <= set(caught.value.details["available"])
+    with pytest.raises(UnknownEnvironmentError) as caught:
+        describe.find_environment("gsm9k", [tmp_path / "elsewhere"])
+    assert f"(searched {tmp_path / 'elsewhere'};" in str(caught.value), "and nothing else"
 
 
 def test_the_schema_comes_from_the_environment_itself_and_is_cached(

@@ -10,7 +10,7 @@ import yaml
 
 from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
-from lachesis.config.profiles import PROFILES
+from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import (
     EnvSection,
@@ -160,6 +160,23 @@ def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path)
     (clean_environment / "profiles.yaml").write_text("tinker: 3")
     with pytest.raises(ConfigError, match="must have the form PROFILE"):
         run_config.resolve_run_config("gsm8k", "tinker", {})
+    (clean_environment / "profiles.yaml").write_bytes(b"\xff\xfe tinker")
+    with pytest.raises(ConfigError, match="must have the form PROFILE"):
+        run_config.resolve_run_config("gsm8k", "tinker", {})
+
+
+def test_profiles_that_cannot_be_read_are_named(
+    clean_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read every file, so the refusal is simulated."""
+
+    def refuse(path: Path, *_: Any, **__: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (clean_environment / "profiles.yaml").write_text("tinker: {}")
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"profiles\.yaml cannot be read: Permission denied"):
+        load_profile_values("tinker", clean_environment)
 
 
 def test_an_unknown_profile_names_those_there_are() -> None:

@@ -205,3 +205,10 @@ def test_a_wait_for_an_evaluation_after_the_last_step_is_no_stall(tmp_path: Path
     """The trainer gives it up by itself. A service that does not answer is named all the same."""
     assert find_stall(look(tmp_path, **waits("evaluation", 500)), {}) is None
     assert find_stall(look(tmp_path, **waits("evaluation", 500)), {"engine": NOW - 61}) is not None
+
+
+def test_groups_that_were_empty_are_counted_in_the_explanation(tmp_path: Path) -> None:
+    """Without a reason of its own, an environment that drops every group says at least that."""
+    stall = find_stall(look(tmp_path, environment_counts={**ALIVE, "empty_groups": 7}), {})
+    assert stall is not None
+    assert "returns no usable group: 7 groups were empty" in stall.evidence

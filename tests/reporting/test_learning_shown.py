@@ -326,3 +326,17 @@ def test_watching_prints_when_a_stall_begins_and_ends(
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     told = [line.partition(" s  ")[2] for line in lines if "stalled" in line]
     assert told == [stalled.stall_text, "no longer stalled in sampler, at step 30"]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "text"),
+    [(1, "one step each"), (3, "one step each"), (4, "means over 2 steps"), (300, "over 5 steps")],
+)
+def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(
+    store: RunStore, num_steps: int, text: str
+) -> None:
+    make(store, status="completed", ended_at=now_iso())
+    for step in range(1, num_steps + 1):
+        MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": 0.5})
+    results = LachesisService(store.home).get_results(RUN).to_payload()
+    assert text in printed(show_runs.render_results(results), 200)
