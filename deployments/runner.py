@@ -183,11 +183,12 @@ async def main() -> int:
     cancellation_task.cancel()
     ended_tasks = [task for task in runner_tasks if task.done()]
     for task in ended_tasks:
-        log.error("a runner ended by itself: %s", task.exception())
+        log.error("a runner ended by itself", exc_info=task.exception())
     for runner in runners:  # Flow runs that are submitted from now on wait for the next runner.
         prefect_internals.stop_claiming_runs(runner)
     await asyncio.gather(*map(_cancel_all, runners))
-    await asyncio.gather(*(runner.astop() for runner in runners))
+    # One that has ended by itself cannot be stopped, and must not keep the others from it.
+    await asyncio.gather(*(runner.astop() for runner in runners if runner.started))
     await asyncio.gather(*runner_tasks, return_exceptions=True)
     return 1 if ended_tasks else 0
 

@@ -12,13 +12,18 @@ installed, so that somebody compares this module with it.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 from uuid import UUID
+
+import httpx
+from prefect.exceptions import PrefectException
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
     from prefect.runner import Runner
 
+log = logging.getLogger(__name__)
 PREFECT_VERSION = "3.8.8"
 
 
@@ -66,11 +71,17 @@ def keep_final_states(runner: Runner) -> None:
     async def finalize_unless_final(
         flow_run: FlowRun, state_updates: dict[str, object] | None = None
     ) -> bool:
-        # Read again, because the flow may have completed while its process was being ended.
-        current = await manager._client.read_flow_run(flow_run.id)
-        if current.state is not None and current.state.is_final():
+        try:
+            # Read again, because the flow may have completed while its process was being ended.
+            current = await manager._client.read_flow_run(flow_run.id)
+            if current.state is not None and current.state.is_final():
+                return False
+            return await finalize(flow_run, state_updates)
+        except (httpx.HTTPError, PrefectException) as error:
+            # An exception here would end the whole runner. The server is away; a run that it still
+            # has as being cancelled is ended by `deployments.runner` once it is back.
+            log.warning("the end of %s was not reported: %r", flow_run.name, error)
             return False
-        return await finalize(flow_run, state_updates)
 
     setattr(manager, "cancel", cancel_unless_final)  # noqa: B010
     setattr(manager, "_finalize_cancelled_state", finalize_unless_final)  # noqa: B010

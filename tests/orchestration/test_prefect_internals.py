@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+from types import SimpleNamespace
 
+import httpx
 from prefect._internal.observers import FlowRunCancellingObserver
 from prefect.runner import Runner
 from prefect.runner._cancellation_manager import CancellationManager
@@ -28,3 +30,19 @@ def test_every_private_part_exists() -> None:
     observer_source = inspect.getsource(FlowRunCancellingObserver)
     for name in ("self._polling_task", "self._consumer_task", "def _start_polling_task"):
         assert name in observer_source, name
+
+
+async def test_a_server_that_is_away_at_the_end_of_a_cancellation_does_not_end_the_runner() -> None:
+    """The exception would end every task of the runner, and with them its other runs."""
+
+    async def refuse(*_: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    manager = SimpleNamespace(
+        cancel=refuse,
+        _finalize_cancelled_state=refuse,
+        _client=SimpleNamespace(read_flow_run=refuse),
+    )
+    prefect_internals.keep_final_states(SimpleNamespace(_cancellation_manager=manager))  # type: ignore[arg-type]
+    flow_run = SimpleNamespace(id="0", name="a run", state=None)
+    assert await manager._finalize_cancelled_state(flow_run) is False
