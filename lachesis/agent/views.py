@@ -85,7 +85,9 @@ def select_editable_values(launch_description: Json) -> Json:
 
 def build_field_view(described: Json) -> schemas.FieldView:
     """Return an editable field. `allowed` is left out if it only repeats the type."""
-    is_redundant = described["allowed"].replace(" or ", " | ") == described["type"]
+    allowed, field_type = described["allowed"], described["type"]
+    lists_the_choices = allowed == f"string, one of {field_type.split(' | ')}"
+    is_redundant = lists_the_choices or allowed.replace(" or ", " | ") == field_type
     excluded_keys = {"locked", "allowed"} if is_redundant else {"locked"}
     return schemas.FieldView(
         **{key: value for key, value in described.items() if key not in excluded_keys}
