@@ -10,6 +10,7 @@ from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
 from lachesis.runs.environment_counts import read_counts
 from lachesis.runs.invalid_groups import (
+    ALL_INVALID,
     DeadEnvironment,
     count_invalid_groups,
     has_usable_groups,
@@ -73,7 +74,7 @@ class DeadEnvironmentDetector:
         try:
             require_usable_groups(dead, len(self.plan.environment_names))
         except InvalidGroupsError:
-            self.store.update(self.run_id, stop_reason="all groups were invalid")
+            self.store.update(self.run_id, stop_reason=ALL_INVALID)
             raise
         names = {environment.name for environment in dead}
         if names == self._reported_names:
@@ -106,6 +107,7 @@ class DeadEnvironmentDetector:
         return DeadEnvironment(
             name=name,
             file=self.store.load(self.run_id).environment_files[name],
+            service=service,
             log=self.folder.get_log_file(service),
             num_groups=count_invalid_groups(counts, env.group_size),
             reasons=counts.get("errors") or {},

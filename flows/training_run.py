@@ -15,13 +15,15 @@ from prefect import runtime
 from flows.dead_environments import DeadEnvironmentDetector
 from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
-from lachesis.base.errors import LachesisError, ProcessExitedError
+from lachesis.base.errors import LachesisError, ProcessExitedError, StorageError
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation import read_evaluation
+from lachesis.runs.evaluation_results import record_failed_evaluation
+from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
@@ -207,7 +209,7 @@ class TrainingRun:
     def evaluate_held_out(self) -> None:
         """Evaluate both models on held-out items concurrently.
 
-        A failed evaluation is logged, and the run still completes.
+        A failed evaluation is counted with its reason, and the run still completes.
 
         Raises:
             StopRequested: The run should end.
@@ -220,18 +222,18 @@ class TrainingRun:
         for spec in self.plan.evaluations.values():
             with contextlib.suppress(ProcessExitedError):  # A failed start is reported below.
                 self.group.start(spec)
-        names = [spec.name for spec in self.plan.services]
-        required_services = [name for name in names if name in ("engine", "trainer")]
+        required_services = {spec.name for spec in self.plan.services} & {"engine", "trainer"}
         for evaluation_name, spec in self.plan.evaluations.items():
             try:
                 wait_for_end(
-                    self.group, spec, needs=required_services, on_poll=self.check_stop_request
+                    self.group, spec, sorted(required_services), on_poll=self.check_stop_request
                 )
                 self._record_evaluation(evaluation_name)
             except LachesisError as error:
                 # The error may be caused by the end of the run.
                 self._raise_if_stop_requested()
                 log.warning("no evaluation %s training: %s", evaluation_name, error)
+                _record_failed_evaluation(self.folder, self.record, evaluation_name, str(error))
                 if self.group.is_running(spec.name):  # It hangs or prints endlessly.
                     self.group.stop(spec.name)
 
@@ -248,4 +250,21 @@ class TrainingRun:
         self.store.update(
             self.run_id,
             evaluation={**recorded, when: {**recorded.get(when, {}), **results}},
+        )
+
+
+def _record_failed_evaluation(
+    folder: RunDir, record: RunRecord, evaluation_name: str, reason: str
+) -> None:
+    """Count an evaluation that failed, before or after training. A full disk does not end the
+    run.
+    """
+    when, _, environment = evaluation_name.partition("-")
+    step = 0 if when == "before" else record.total_steps
+    with contextlib.suppress(StorageError):
+        record_failed_evaluation(
+            folder.failed_evaluations,
+            step,
+            environment or record.environment,
+            f"{when} training: {reason}",
         )

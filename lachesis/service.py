@@ -33,9 +33,9 @@ from lachesis.orchestration.resolved_launch import (
     resolve_test,
 )
 from lachesis.orchestration.resuming import resume_ended_run
+from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_answers import RunResults, RunStatus
 from lachesis.reporting.status import (
-    NEXT_STEP_COMMANDS,
     build_run_results,
     build_run_status,
     find_log_files,

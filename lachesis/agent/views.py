@@ -17,6 +17,8 @@ NEXT_STEP_CALLS = {
     "lachesis://runs/{run}/logs/{service}",
     "stop": 'rl_stop_training(run_id="{run}")',
     "resume": 'rl_start_training(resume="{run}")',
+    "raise_budget": 'rl_start_training(resume="{run}", limits={{"{limit}": {value}}})',
+    "check": 'rl_check_environment(environment="{environment}")',
     "results": 'rl_get_results(run_id="{run}")',
     "report": "the file that `lachesis report {run}` writes is for people",
     "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a "

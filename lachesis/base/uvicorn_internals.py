@@ -1,22 +1,84 @@
 """Change parts of uvicorn that it documents no way to change.
 
-A server in the background of another program must leave the program's signal handlers alone, and
-`prefect server start` calls `uvicorn.run` with an application that has to be guarded. Everything
-here was written for version `UVICORN_VERSION`; a test fails when another one is installed.
+A server in the background of another program must leave the program's signal handlers alone,
+`prefect server start` calls `uvicorn.run` with an application that has to be guarded, and a request
+of which the rest never comes must not stay open. Everything here was written for version
+`UVICORN_VERSION`; a test fails when another one is installed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 UVICORN_VERSION = "0.54.0"
+
+
+# Seconds within which the head of a request must have arrived, and between two parts of its body.
+MAX_RECEIVE_S = 30.0
+
+
+class ReceiveDeadlineProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """Speak HTTP, and close a connection on which half a request has been sent.
+
+    uvicorn itself limits only the time between two requests.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._restart_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait for the next part of the request, if this was not the last one."""
+        super().data_received(data)
+        # Single bytes of a head do not prolong the time that it has.
+        if self._deadline is None or not self._is_head_awaited():
+            self._restart_deadline()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Wait no longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(error)
+
+    def _restart_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(MAX_RECEIVE_S, self._end_half_request)
+
+    def _end_half_request(self) -> None:
+        self._deadline = None
+        # After an upgrade another protocol reads from this connection.
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        if self._is_head_awaited():
+            self.transport.abort()
+        elif self.cycle.more_body and not self.cycle.response_complete:
+            # The application may be the one that is slow, or that has not asked for the body.
+            if self.flow.read_paused or self.cycle.waiting_for_100_continue:
+                self._restart_deadline()
+            else:
+                self.transport.abort()
+
+    def _is_head_awaited(self) -> bool:
+        """Return whether a request is awaited whose head has not arrived.
+
+        Between two requests uvicorn's own timer runs, which the first byte of the next one stops.
+        """
+        if self.cycle is None:
+            return True
+        return bool(self.cycle.response_complete) and self.timeout_keep_alive_task is None
 
 
 class SignalFreeServer(uvicorn.Server):
@@ -33,6 +95,7 @@ def wrap_served_apps(wrap: Callable[[ASGIApp, str], ASGIApp]) -> None:
     run_original = uvicorn.run
 
     def run_wrapped(app: ASGIApp, *args: Any, host: str, **options: Any) -> None:
+        options = {"http": ReceiveDeadlineProtocol, **options}
         run_original(wrap(app, host), *args, host=host, **options)
 
     uvicorn.run = run_wrapped  # type: ignore[assignment]

@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -59,15 +60,16 @@ def _install_requirements(args: argparse.Namespace) -> int:
 def _create_environment(args: argparse.Namespace) -> int:
     folder = Path(args.to).expanduser()
     file = scaffold.write_scaffold(args.name, folder)
+    word = shlex.quote(str(file))
     view = "\n".join(
         [
             f"{file} was created. Next steps:",
-            f"  lachesis env check {file}",
-            f"  lachesis model build --for {file}     # builds a tiny model pretrained on its "
+            f"  lachesis env check {word}",
+            f"  lachesis model build --for {word}     # builds a tiny model pretrained on its "
             f"answer format",
-            f"  lachesis test {file}     # uses that model; this and the next need `lachesis "
+            f"  lachesis test {word}     # uses that model; this and the next need `lachesis "
             f"serve`",
-            f"  lachesis train {file} --watch",
+            f"  lachesis train {word} --watch",
         ]
     )
     console.print_answer(args, {"file": str(file)}, view)

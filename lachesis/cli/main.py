@@ -18,6 +18,8 @@ from collections.abc import Callable
 from lachesis import __version__
 from lachesis.base.errors import LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
+from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_LINES, NUM_STEPS, PORT, SEED
+from lachesis.cli.metrics import add_metrics_options
 from lachesis.cli.old_names import replace_old_command, show_warning
 
 EPILOG = (
@@ -82,11 +84,11 @@ def _add_first_commands(add_command: AddCommand) -> None:
     demo = add_command(
         "demo", "Build a tiny model, train it on sums, and compare it before and after."
     )
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--steps", type=int, help="training steps (default: the profile's)")
+    demo.add_argument("--seed", type=SEED, default=0)
+    demo.add_argument("--steps", type=NUM_STEPS, help="training steps (default: the profile's)")
     serve = add_command("serve", "Start the Prefect server and the runner here; Ctrl-C ends both.")
     serve.add_argument(
-        "--port", type=int, help="port of the Prefect server (default: 4200, or a free one)"
+        "--port", type=PORT, help="port of the Prefect server (default: 4200, or a free one)"
     )
     _add_model(add_command("model", "Build a tiny model that learns on a laptop."))
     _add_env(add_command("env", "Create an environment of your own, or check one."))
@@ -119,6 +121,7 @@ def _add_run_commands(add_command: AddCommand) -> None:
         ("results", "Show the results of a run: rewards, evaluation, weights."),
     ):
         add_command(name, text).add_argument("run")
+    add_metrics_options(add_command("metrics", "Show the metrics of a run, step by step."))
     stop = add_command("stop", "Stop a run; it saves a checkpoint first.")
     stop.add_argument("run")
     stop.add_argument(
@@ -150,7 +153,7 @@ def _add_logs(logs: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
     )
-    logs.add_argument("-n", "--lines", type=int, default=50)
+    logs.add_argument("-n", "--lines", type=NUM_LINES, default=50)
 
 
 def _add_weights(weights: argparse.ArgumentParser) -> None:
@@ -189,7 +192,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         help="share of those examples that are correct (default: %(default)s)",
     )
     command.add_argument(
-        "--steps", type=int, default=900, help="pretraining steps (default: %(default)s)"
+        "--steps", type=NUM_STEPS, default=900, help="pretraining steps (default: %(default)s)"
     )
     _add_edit_options(command)
 
@@ -235,7 +238,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     )
     _add_edit_options(command)
     command.add_argument("--model", help=MODEL_HELP)
-    command.add_argument("--seed", type=int)
+    command.add_argument("--seed", type=SEED)
     command.add_argument(
         "--from",
         metavar="RUN[@STEP|@best]",
@@ -298,7 +301,7 @@ def _add_servers(add_command: AddCommand) -> None:
 
 def _add_listening(command: argparse.ArgumentParser, port: int) -> None:
     command.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    command.add_argument("--port", type=int, help=f"default: {port}")
+    command.add_argument("--port", type=PORT, help=f"default: {port}")
     command.add_argument(
         "--allow-host",
         action="append",
@@ -318,10 +321,13 @@ def _add_test(command: argparse.ArgumentParser) -> None:
     endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
     command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)
     command.add_argument(
-        "--steps", type=int, default=3, help="groups per model (default: %(default)s)"
+        "--steps", type=NUM_GROUPS, default=3, help="groups per model (default: %(default)s)"
     )
     command.add_argument(
-        "--group-size", type=int, default=16, help="completions per item (default: %(default)s)"
+        "--group-size",
+        type=GROUP_SIZE,
+        default=16,
+        help="completions per item (default: %(default)s)",
     )
     command.add_argument(
         "--prompt",

@@ -107,10 +107,17 @@ def _describe_token_location() -> str:
 def _run_server(app: object, host: str, port: int, description: str) -> int:
     import uvicorn
 
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
     from lachesis.supervision.ports import check_port
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)
     console.print_note(f"{description}; Ctrl-C ends it")
-    uvicorn.run(app, host=host, port=port, log_level="warning")  # type: ignore[arg-type]
+    uvicorn.run(
+        app,  # type: ignore[arg-type]
+        http=ReceiveDeadlineProtocol,
+        host=host,
+        port=port,
+        log_level="warning",
+    )
     return 0

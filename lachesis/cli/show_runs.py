@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,11 +23,9 @@ from lachesis.cli.console import (
     style_status,
 )
 from lachesis.reporting.status import count_reward_steps
+from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.parity import Parity
-
-if TYPE_CHECKING:
-    pass
 
 
 def render_started(answer: Json) -> RenderableType:
@@ -147,10 +145,7 @@ def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
             line = ""
         rows.append(("held out", f"{share} at step {newest_point['step']}{line}"))
     if failures:
-        failure_text = f"{failures['failed']} failed, the last one at step {failures['last_step']}"
-        rows.append(
-            ("evaluations", Text(f"{failure_text}: {failures['last_reason']}", style="yellow"))
-        )
+        rows.append(("evaluations", Text(describe_evaluation_faults(failures), style="yellow")))
     return rows
 
 

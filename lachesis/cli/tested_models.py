@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 
@@ -42,20 +41,24 @@ def _expand_model_path(name: str) -> str:
     return name
 
 
+def _expand_environment_path(name: str) -> str:
+    """Return the absolute path of a file; any other name is returned unchanged."""
+    if Path(name).is_file():
+        return str(Path(name).resolve())
+    return name
+
+
 def format_train_command(args: argparse.Namespace) -> str:
-    """Return the command that trains what was tested, with the same options."""
+    """Return the command that trains what was tested, with the same options, in any folder."""
     model_name = find_trained_model(args)
     model_options = ["--model", model_name] if model_name else []
     edit_options = [part for text in args.edits for part in ("--set", text)]
-    if args.profile != os.environ.get("LACHESIS_PROFILE", "embedded"):
-        profile_options = ["--profile", args.profile]
-    else:
-        profile_options = []
+    profile_options = ["--profile", args.profile] if args.profile != "embedded" else []
     return shlex.join(
         [
             "lachesis",
             "train",
-            args.environment,
+            _expand_environment_path(args.environment),
             *profile_options,
             *model_options,
             *edit_options,

@@ -143,6 +143,17 @@ class RunConfig(Section):
         """Return whether the trainer fetches a batch ahead, which is one of those that may wait."""
         return self.env.max_batches_offpolicy > 1
 
+    @property
+    def effective_loss(self) -> str:
+        """Return the name of the loss.
+
+        If batches may wait, they are off-policy by several updates, and `auto` means a loss with a
+        bounded ratio.
+        """
+        if self.tinker.loss_fn != "auto":
+            return self.tinker.loss_fn
+        return "ppo" if self.is_prefetching else "importance_sampling"
+
     def to_yaml(self) -> str:
         """Return the YAML that the trainer and the environment read.
 

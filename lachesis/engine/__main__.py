@@ -19,6 +19,7 @@ from lachesis.base.errors import (
     PortInUseError,
 )
 from lachesis.base.http_guard import HttpGuard
+from lachesis.base.number_types import PORT, SEED
 
 # Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
 MAX_BODY_BYTES = 600_000_000
@@ -52,7 +53,7 @@ def _parse_args() -> argparse.Namespace:
         help="a Hugging Face causal language model: name, or local folder; repeat it for further "
         "ones, such as a teacher: all are kept in memory",
     )
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=PORT, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument(
         "--allow-host",
@@ -65,7 +66,7 @@ def _parse_args() -> argparse.Namespace:
         "--store", type=Path, help="folder of the checkpoints (default: $LACHESIS_HOME/engine)"
     )
     parser.add_argument(
-        "--seed", type=int, help="seed of sampling requests that bring none (default: random)"
+        "--seed", type=SEED, help="seed of sampling requests that bring none (default: random)"
     )
     parser.add_argument(
         "--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU"
@@ -106,6 +107,7 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
     import torch
     import uvicorn
 
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
     from lachesis.engine import torch_threads
     from lachesis.engine.app import create_app
     from lachesis.engine.engine import Engine
@@ -124,6 +126,7 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
     )
     config = uvicorn.Config(
         app,
+        http=ReceiveDeadlineProtocol,
         log_level="warning",
         timeout_keep_alive=120,
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,

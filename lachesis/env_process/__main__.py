@@ -19,6 +19,7 @@ its groups carry that name, if several environments feed a run.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -31,6 +32,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lachesis.base.errors import RLEnvironmentError
+from lachesis.base.failure_reasons import describe_exception
 from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
 from lachesis.env_process import (
@@ -40,6 +43,7 @@ from lachesis.env_process import (
     evaluation_hooks,
     inference_test,
     lazy_modules,
+    loop_watch,
     request_counters,
     scheduled_evaluation,
     stages,
@@ -70,7 +74,7 @@ def main() -> None:
         _run_environment_file(command, file, sys.argv[3:])
 
 
-def _prepare_training(inference_server: tuple[str, str] | None) -> None:
+def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> None:
     """Install what an environment needs that makes rollouts for a run."""
     name = os.environ.get("LACHESIS_ENVIRONMENT", "")
     if name:
@@ -79,6 +83,7 @@ def _prepare_training(inference_server: tuple[str, str] | None) -> None:
     if inference_server:
         evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
     _instrument_environment(
+        file,
         Path(os.environ["LACHESIS_COUNTERS_FILE"]),
         Path(os.environ["LACHESIS_POSITION_FILE"]),
         evaluation_client,
@@ -96,7 +101,7 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
             json.loads(Path(options.pop(0)).read_text())
         )
     elif os.environ.get("LACHESIS_COUNTERS_FILE"):
-        _prepare_training(inference_server)
+        _prepare_training(file, inference_server)
     sys.argv = [str(file), *options]
     try:
         module = fingerprint.get_module_name(file)
@@ -106,29 +111,42 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
         traceback.print_exc()
-        causes = [
-            f"{type(cause).__name__}: {redact(str(cause))[:500]}" for cause in list_causes(error)
-        ]
-        causes += filter(None, [requirements.get_import_advice(file, error)])
-        # Error messages show the last lines of a log, so the causes come last.
-        print("\nbecause of ".join(causes), file=sys.stderr, flush=True)
+        # Error messages show the line of a log that begins with an error code.
+        print(
+            f"{RLEnvironmentError.code}: {_describe_causes(error, file)}",
+            file=sys.stderr,
+            flush=True,
+        )
         if rollout_counters is not None:
             inference_test.record_failure_kind(rollout_counters, error)
         sys.exit(1)
 
 
+def _describe_causes(error: Exception, file: Path) -> str:
+    """Return the exception, what caused it, and what to do about a missing package, on one line."""
+    causes = [describe_exception(error, str(file))]
+    for cause in list_causes(error)[1:]:
+        message = redact(str(cause))[:500]
+        if message not in causes[0]:
+            causes.append(f"{type(cause).__name__}: {message}")
+    advice = filter(None, [requirements.get_import_advice(file, error)])
+    return " ".join("; ".join(["; because of ".join(causes), *advice]).split())
+
+
 def _instrument_environment(
+    environment_file: Path,
     counters_file: Path,
     position_file: Path,
     evaluation_client: scheduled_evaluation.EvaluationClient | None,
 ) -> None:
-    """Count what the environment's class does, track its position, and run scheduled
-    evaluations.
-    """
+    """Count what the environment's class does, track its position, and let it evaluate."""
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
-    rollout_counters = counters.RolloutCounters(counters_file, with_heartbeat=True)
+    rollout_counters = counters.RolloutCounters(counters_file)
+    watch = loop_watch.LoopWatch(
+        rollout_counters, counters_file.with_suffix(".stack"), environment_file.parent
+    )
     request_counters.install_request_counters(rollout_counters)
     start_position = dataset_position.DatasetPosition(
         position_file, int(os.environ["LACHESIS_TRAINED_GROUPS"])
@@ -136,9 +154,12 @@ def _instrument_environment(
 
     def cli(cls: type[BaseEnv]) -> None:
         dataset_position.install_position_tracking(start_position, cls)
+        rollout_counters.num_items_before = start_position.items_to_skip
         counters.install_rollout_counters(rollout_counters, cls)
         if evaluation_client is not None:
-            evaluation_client.install_schedule(cls)
+            client = dataclasses.replace(evaluation_client, count_blocking=watch.count_evaluation)
+            client.install_schedule(cls)
+        watch.install(cls)
         original_cli(cls)
 
     BaseEnv.cli = classmethod(cli)

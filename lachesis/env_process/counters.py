@@ -13,7 +13,6 @@ import contextvars
 import functools
 import json
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,7 +27,6 @@ from lachesis.environment.endpoint_errors import is_endpoint_error
 if TYPE_CHECKING:
     from atroposlib.envs.base import BaseEnv, Item, ScoredDataGroup
 
-HEARTBEAT_S = 2.0
 MAX_ERROR_KINDS, MAX_ZERO_REASONS = 5, 20
 EMPTY_GROUP_MESSAGE = (
     "the environment returned no group, without an error; environments that drop groups with equal "
@@ -44,11 +42,10 @@ CollectGroup = Callable[[], Awaitable[tuple[Any, list[Any]]]]
 class RolloutCounters:
     """Count the work of this process, and write the counts to `file` at each group.
 
-    With `with_heartbeat` they are written every two seconds too, so that an old file means a
-    process that stands still.
+    In a run they are written every two seconds too; see `lachesis.env_process.loop_watch`.
     """
 
-    def __init__(self, file: Path, *, with_heartbeat: bool = False) -> None:
+    def __init__(self, file: Path) -> None:
         self.file = file
         # If this is a list, the tokens and seconds of each usable group are added to it. This works
         # only for groups that run one after the other.
@@ -71,6 +68,7 @@ class RolloutCounters:
                 "sampled_tokens",
                 "truncated",
                 "sampling_s",
+                "eval_blocked_s",
             ),
             0,
         )
@@ -80,9 +78,10 @@ class RolloutCounters:
         self.zero_reasons: dict[str, int] = {}
         self.in_progress: dict[str, dict[int, float]] = {"item": {}, "group": {}, "request": {}}
         self.last_group_at: float | None = None
-        self._lock = threading.Lock()
-        if with_heartbeat:
-            threading.Thread(target=self._write_periodically, name="counters", daemon=True).start()
+        # Items that this process passes over, because training has seen them before a resume.
+        self.num_items_before = 0
+        # Number of all items, if `get_next_item` has returned None instead of a further one.
+        self.num_items_used_up: int | None = None
 
     def snapshot(self) -> Json:
         """Return the counts.
@@ -101,6 +100,7 @@ class RolloutCounters:
             "errors": self.errors,
             "zero_reasons": self.zero_reasons,
             "last_group_at": self.last_group_at,
+            "items_used_up": self.num_items_used_up,
             "pid": os.getpid(),
             "written_at": time.time(),
         }
@@ -118,7 +118,7 @@ class RolloutCounters:
     def write(self) -> None:
         """Replace the file with the current counts."""
         temporary = self.file.with_name(f".{self.file.name}.part")
-        with self._lock, contextlib.suppress(OSError):  # A full disk must not end an environment.
+        with contextlib.suppress(OSError):  # A full disk must not end an environment.
             temporary.write_text(json.dumps(self.snapshot()))
             os.replace(temporary, self.file)
 
@@ -142,11 +142,6 @@ class RolloutCounters:
             yield
         finally:
             del self.in_progress[kind][id(key)]
-
-    def _write_periodically(self) -> None:
-        while True:
-            self.write()
-            time.sleep(HEARTBEAT_S)
 
 
 def install_rollout_counters(
@@ -195,6 +190,8 @@ class _WorkCounter:
                 raise
             return None  # A data set that ends with an exception has fewer items than the test.
         counters.counts["items"] += item is not None
+        num_items = counters.num_items_before + int(counters.counts["items"])
+        counters.num_items_used_up = num_items if item is None else None
         return item
 
     async def count_group(self, collect: CollectGroup, group_size: int) -> tuple[Any, list[Any]]:

@@ -15,7 +15,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,8 @@ class EvaluationClient:
     token: str
     environment: str = ""
     """The environment's name, if several feed the run."""
+    count_blocking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """Entered for each evaluation, to count for how long it keeps training from going on."""
 
     def install_schedule(self, cls: type[BaseEnv]) -> None:
         """Let the environment class evaluate when the trainer asks for it, and at no other time."""
@@ -110,7 +112,8 @@ class EvaluationClient:
         """Run one evaluation and report its result or its error."""
         path, started = f"/evaluations/{evaluation_id}", time.monotonic()
         async with _keep_alive(http, path):
-            report = await evaluate_and_report(env, EvaluationRun(self.url, path))
+            with self.count_blocking():
+                report = await evaluate_and_report(env, EvaluationRun(self.url, path))
         report["seconds"] = time.monotonic() - started
         content, headers = _encode_report(report), {"Content-Type": "application/json"}
         for _ in range(3):

@@ -88,7 +88,7 @@ def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
                 None,
                 [describe_exception(error, str(file)), requirements.get_import_advice(file, error)],
             )
-            result |= {"ok": False, "error": "\n".join(messages)}
+            result |= {"ok": False, "error": "; ".join(messages)}
             traceback.print_exc()
         result["seconds"] = round(time.monotonic() - started, 2)
         with out.open("a", encoding="utf-8") as lines:

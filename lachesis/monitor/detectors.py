@@ -32,19 +32,21 @@ from lachesis.monitor.weight_detectors import (
     find_unchanged_weights,
 )
 
+# Causes before their effects: updates and rollouts that go wrong, the policy that they spoil, and
+# the missing signal that follows.
 DETECTORS: tuple[Callable[[RunHistory], Finding | None], ...] = (
     find_unchanged_weights,
     find_non_finite_loss,
-    find_zero_signal,
-    find_dropped_rollouts,
     find_logprob_gap,
     find_invalid_rollouts,
-    find_environment_without_reward,
+    find_truncation,
     find_reward_drop,
+    find_entropy_collapse,
     find_held_out_drop,
+    find_environment_without_reward,
+    find_zero_signal,
+    find_dropped_rollouts,
+    find_length_drift,
     find_generalization_gap,
     find_flat_reward,
-    find_entropy_collapse,
-    find_length_drift,
-    find_truncation,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_mem
 from lachesis.monitor.observe import Observation, observe_files
 from lachesis.monitor.run_history import RunFacts, RunHealth, Step
 from lachesis.monitor.stalls import Stall
+from lachesis.orchestration.launch_inputs import (
+    TINY_MODEL,
+    TINY_MODEL_ENVIRONMENTS,
+    get_default_tiny_model_path,
+)
 from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
@@ -37,6 +43,8 @@ ADVISABLE_FIELDS = (
     "max_token_length",
     "group_size",
 )
+# The methods of an environment from which a tiny model can be taught.
+EXAMPLE_METHOD = re.compile(r"def (?:gold|example)\(")
 # Newest runs of a list whose judgement is refreshed when it is out of date.
 MAX_JUDGED_RUNS = 50
 # Seconds after which the judgement of a living run is refreshed when the run is shown. The monitor
@@ -162,6 +170,7 @@ def collect_facts(observation: Observation) -> RunFacts:
     """Return what is known about the run apart from its steps."""
     record, config = observation.record, observation.config
     checkpoints_folder = observation.run_dir.checkpoints
+    home = observation.run_dir.path.parent.parent
     facts: dict[str, Any] = {
         "run_id": record.run_id,
         "environment": _format_environment(record.environment, record.environment_file),
@@ -175,21 +184,54 @@ def collect_facts(observation: Observation) -> RunFacts:
             manifest.step for manifest in Checkpoints(checkpoints_folder).list_intact()
         ),
         "tunable_fields": _find_tunable_fields(record.profile),
-        "tiny_model": Path(record.base_model).parent
-        == observation.run_dir.path.parent.parent / "models",
+        "model": _format_model(record, home),
+        "can_be_taught": _can_be_taught(record, home),
+        "set_fields": record.set_fields,
         "environment_counts": observation.environment_counts or {},
     }
     if config is not None:
-        facts |= {
-            "batch_size": config.env.batch_size,
-            "group_size": config.env.group_size,
-            "learning_rate": config.tinker.learning_rate,
-            "max_token_length": config.env.max_token_length,
-            "additional_environments": _describe_mixture(record, config),
-        }
-    if not facts["tiny_model"]:
-        facts["model"] = record.base_model
+        facts |= _collect_config_facts(record, config)
     return RunFacts(**facts)
+
+
+def _collect_config_facts(record: RunRecord, config: RunConfig) -> dict[str, Any]:
+    return {
+        "batch_size": config.env.batch_size,
+        "group_size": config.env.group_size,
+        "learning_rate": config.tinker.learning_rate,
+        "max_token_length": config.env.max_token_length,
+        "additional_environments": _describe_mixture(record, config),
+        "effective_values": {
+            "max_batches_offpolicy": str(config.env.max_batches_offpolicy),
+            "loss_fn": config.effective_loss,
+        },
+    }
+
+
+def _format_model(record: RunRecord, home: Path) -> str:
+    """Return the base model as `--model` takes it."""
+    if Path(record.base_model) == get_default_tiny_model_path(home):
+        return TINY_MODEL
+    return record.base_model
+
+
+def _can_be_taught(record: RunRecord, home: Path) -> bool:
+    """Return whether `lachesis model build` makes a better tiny model than this run has."""
+    environments = [record.environment, *record.additional_environments]
+    files = [Path(file) for file in record.environment_files.values()]
+    if set(environments) <= TINY_MODEL_ENVIRONMENTS or not all(map(_offers_examples, files)):
+        return False
+    model = Path(record.base_model)
+    is_taught = model.name.startswith(f"tiny-{'-'.join(environments)}-")
+    return model.parent == paths.models_dir(home) and not is_taught
+
+
+def _offers_examples(file: Path) -> bool:
+    """Return whether an environment has the methods that examples are made with."""
+    try:
+        return EXAMPLE_METHOD.search(file.read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def _format_environment(name: str, file: str) -> str:

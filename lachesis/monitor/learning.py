@@ -64,12 +64,16 @@ def judge_learning(
 
 
 def _combine_findings(findings: list[Finding]) -> RunHealth:
-    """Return one judgement from the findings, the most severe finding first."""
+    """Return one judgement from the findings, the most severe finding first.
+
+    Among those of one severity the likeliest cause is first; see `lachesis.monitor.detectors`.
+    """
     ordered = sorted(findings, key=lambda finding: -SEVERITY[finding.word])
     return RunHealth(
         word=ordered[0].word,
         evidence=[finding.evidence for finding in ordered],
-        advice=[finding.advice for finding in ordered],
+        # Several signs of one collapse have the same remedy.
+        advice=list(dict.fromkeys(finding.advice for finding in ordered)),
     )
 
 

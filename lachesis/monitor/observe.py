@@ -15,6 +15,7 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
+from lachesis.runs.blocked_loop import find_blocked_line
 from lachesis.runs.budgets import BudgetUsage, compute_budget_usage
 from lachesis.runs.environment_counts import read_all_counts
 from lachesis.runs.metrics import MetricsFile
@@ -48,6 +49,8 @@ class Observation:
     """What the environments of this attempt have counted. None while only the files of an earlier
     attempt exist.
     """
+    blocked_at: str | None = None
+    """Where the blocked event loop of an environment stands."""
     last_steps: list[Json] = field(default_factory=list)
     """Metrics of the run's last steps, in order."""
     first_steps: list[Json] = field(default_factory=list)
@@ -94,9 +97,10 @@ def _read_files(observation: Observation) -> None:
         name: service.pid for name, service in observation.record.services.items()
     }
     observation.process_states = {name: read_process_state(pid) for name, pid in pids.items()}
-    observation.environment_counts = read_all_counts(
-        observation.run_dir.counters_files, since=observation.record.attempt_start_unix_s
-    )
+    counters_files = observation.run_dir.counters_files
+    attempt_start = observation.record.attempt_start_unix_s
+    observation.environment_counts = read_all_counts(counters_files, since=attempt_start)
+    observation.blocked_at = find_blocked_line(counters_files, since=attempt_start)
     with contextlib.suppress(OSError):
         metrics = MetricsFile(observation.run_dir.metrics)
         observation.last_steps, observation.first_steps = (

@@ -13,8 +13,6 @@ from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
 
 # Mean reward from which a task counts as solved.
 SOLVED_REWARD = 0.9
-# Difference of mean rewards that counts as a change.
-MIN_LEVEL_CHANGE = 0.1
 # Standard errors by which the reward must have fallen, in addition to the allowance for having
 # selected the best of many windows.
 MIN_DROP_STANDARD_ERRORS = 4.0
@@ -66,7 +64,7 @@ def find_flat_reward(history: RunHistory) -> Finding | None:
     if trend.last_step <= EARLY_RUN_SHARE * total or trend.num_steps < WINDOW:
         return None
     level = statistics.fmean(trend.recent_rewards)
-    if level >= SOLVED_REWARD:
+    if level >= SOLVED_REWARD or find_reward_drop(history) is not None:
         return None
     max_rise = max(0.0, rise.compute_max_rise(total))
     may_still_rise = max_rise > MIN_REWARD_RISE * max(1.0, abs(level))
@@ -99,7 +97,7 @@ def find_reward_drop(history: RunHistory) -> Finding | None:
         word="suspect",
         evidence=f"the mean reward fell from {trend.best:.3f} around step {trend.best_step} to "
         f"{current_mean:.3f}",
-        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(trend.best_step)}",
+        advice=history.advise_return(trend.best_step),
     )
 
 
@@ -149,9 +147,8 @@ def find_held_out_drop(history: RunHistory) -> Finding | None:
         evidence=f"the reward in training rose from {first_third.reward:.3f} to "
         f"{last_third.reward:.3f} while the "
         f"held-out result fell from {first_third.share:.1%} to {last_third.share:.1%}",
-        advice=f"{history.facts.format_stop_prefix()}"
-        f"{history.facts.advise_lower_learning_rate(best.step)}; the best held-out "
-        f"result is that of step {best.step}",
+        advice=f"{history.advise_return(best.step)}; the best held-out result is that of step "
+        f"{best.step}",
     )
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import statistics
 
-from lachesis.monitor.reward_detectors import MIN_LEVEL_CHANGE, SOLVED_REWARD
+from lachesis.monitor.reward_detectors import SOLVED_REWARD
 from lachesis.monitor.run_history import (
     MIN_JUDGED_STEPS,
+    MIN_LEVEL_CHANGE,
     Finding,
     RunHistory,
     compute_recent_mean,
@@ -19,6 +20,8 @@ from lachesis.monitor.trend import WINDOW
 # Rollouts without any signal after which a run is broken. With this many, a success rate of one in
 # a thousand can be excluded at a confidence of 99 %.
 MIN_ZERO_SIGNAL_ROLLOUTS = 5000
+# Nats per token below which a policy always gives the same answers.
+MIN_ENTROPY = 0.01
 
 
 def find_zero_signal(history: RunHistory) -> Finding | None:
@@ -46,8 +49,9 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
     has_risen = (
         reward - (compute_recent_mean(history.first_steps, "reward/mean") or 0.0) > MIN_LEVEL_CHANGE
     )
-    has_fallen = history.trend.best is not None and history.trend.best - reward > MIN_LEVEL_CHANGE
-    has_lasted = history.trend.zero_signal_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or has_fallen
+    has_lasted = (
+        history.trend.zero_signal_rollouts >= MIN_ZERO_SIGNAL_ROLLOUTS or history.has_collapsed
+    )
     is_broken = has_no_signal and len(zero_signal_shares) >= WINDOW and has_lasted and not has_risen
     return Finding(
         word="broken" if is_broken else "suspect",
@@ -59,16 +63,21 @@ def find_zero_signal(history: RunHistory) -> Finding | None:
 
 
 def advise_more_signal(history: RunHistory) -> str:
-    """Return advice for a model that solves either all or none of its items."""
+    """Return advice for a model that solves either all or none of its items.
+
+    Where the reward was higher before, the items are not what is wrong.
+    """
     facts = history.facts
+    if history.has_collapsed:
+        return history.advise_return(history.trend.best_step)
     parts = [
         f"{facts.format_test_command()} shows what this model reaches; choose easier items or a "
         f"stronger model"
     ]
-    if facts.tiny_model:
+    if facts.can_be_taught:
         parts.append(
-            f"`lachesis model build --for {facts.environment}` teaches the tiny model the task "
-            f"first"
+            f"`lachesis model build --for {facts.environment}` teaches a tiny model the task, "
+            f"which is then the default model of `lachesis train {facts.environment}`"
         )
     larger_group_size = 2 * facts.group_size
     is_divisible = (
@@ -148,13 +157,16 @@ def find_entropy_collapse(history: RunHistory) -> Finding | None:
         compute_recent_mean(history.last_steps, "entropy/sampling", 10),
         compute_recent_mean(history.last_steps, "reward/mean", 10),
     )
-    if entropy is None or reward is None or entropy >= 0.01 or reward >= 0.5:
+    if entropy is None or reward is None or entropy >= MIN_ENTROPY or reward >= 0.5:
         return None
+    last_good_step = history.find_last_good_step(
+        "entropy/sampling", lambda value: value >= MIN_ENTROPY
+    )
     return Finding(
         word="suspect",
         evidence=f"the policy's entropy is {entropy:.4f} nats per token at a mean reward of "
         f"{reward:.3f}: it tries nothing new",
-        advice=f"{history.facts.format_stop_prefix()}{history.facts.advise_lower_learning_rate(history.trend.best_step)}",
+        advice=history.advise_return(last_good_step),
     )
 
 

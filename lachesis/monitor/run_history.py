@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.monitor.trend import WINDOW, Trend
+from lachesis.runs.fork import format_edits
 
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
@@ -30,6 +31,8 @@ SEVERITY: dict[str, int] = {
 }
 # Steps that are needed before their numbers are judged.
 MIN_JUDGED_STEPS = 5
+# Difference of mean rewards that counts as a change.
+MIN_LEVEL_CHANGE = 0.1
 # Factor by which advice lowers the learning rate.
 ADVISED_RATE_FACTOR = 1 / 3
 
@@ -71,7 +74,9 @@ class RunFacts:
     additional_environments: Sequence[str] = ()
     """The run's additional environments with their weights, as ENVIRONMENT=WEIGHT."""
     model: str | None = None
-    """The base model, or None for the tiny model of this project."""
+    """The base model, as `--model` takes it."""
+    set_fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields that the user has set at the start, as SECTION.FIELD."""
     profile: str = "embedded"
     total_steps: int | None = None
     batch_size: int = 0
@@ -86,23 +91,21 @@ class RunFacts:
     max_token_length: int | None = None
     tunable_fields: frozenset[str] = frozenset()
     """The fields that advice may set and that the profile leaves open."""
-    tiny_model: bool = False
-    """Whether the base model is the tiny model of this project, which can be pretrained on the
-    task.
-    """
+    effective_values: Mapping[str, str] = field(default_factory=dict)
+    """What the fields that advice may set amount to in this run."""
+    can_be_taught: bool = False
+    """Whether the base model is a tiny model of this project that was not taught the task."""
     environment_counts: Mapping[str, Any] = field(default_factory=dict)
     """What the environment processes have counted; see `lachesis.env_process.counters`."""
 
-    def find_checkpoint_near(self, step: int) -> int | None:
-        """Return the newest checkpoint at or before `step`, or else the oldest one; None without
-        any.
+    def find_checkpoint_before(self, step: int | None) -> int | None:
+        """Return the newest checkpoint at or before `step`; None without one, or without `step`.
+
+        A later one may have been spoiled by what happened after `step`.
         """
-        earlier = [
-            checkpoint_step for checkpoint_step in self.checkpoints if checkpoint_step <= step
-        ]
-        if earlier:
-            return max(earlier)
-        return min(self.checkpoints, default=None)
+        if step is None:
+            return None
+        return max((saved for saved in self.checkpoints if saved <= step), default=None)
 
     def format_stop_prefix(self) -> str:
         """Return the command that stops the run, or an empty string if it has ended."""
@@ -111,7 +114,7 @@ class RunFacts:
         return f"`lachesis stop {self.run_id}`; then "
 
     def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
-        """Return the command that starts a new run with these edits."""
+        """Return the command that starts a new run like this one, with these edits."""
         argv = ["lachesis", "train", self.environment]
         argv += [
             argument
@@ -124,19 +127,30 @@ class RunFacts:
             argv += ["--from", f"{self.run_id}@{start_from}"]
         elif self.model is not None:
             argv += ["--model", self.model]
-        for edit in edits:
-            if edit.partition("=")[0] in self.tunable_fields:
-                argv += ["--set", edit]
-        return f"`{shlex.join(argv)}`"
+        allowed_edits = dict(
+            (name, value)
+            for name, _, value in (edit.partition("=") for edit in edits)
+            if name in self.tunable_fields
+        )
+        return f"`{shlex.join([*argv, *format_edits(allowed_edits, self.set_fields)])}`"
 
     def advise_training(self, *edits: AdvisedEdit, start_from: int | None = None) -> str:
         """Return the command that starts a new run and its effect, as a sentence.
 
         The sentence promises only the edits that the profile allows, and names the fields that it
-        locks.
+        locks. An edit that the run has already is left out; a run that would be the same again is
+        not advised.
         """
-        allowed_edits = [edit for edit in edits if edit.field in self.tunable_fields]
-        locked_fields = [edit.field for edit in edits if edit.field not in self.tunable_fields]
+        allowed_edits = self.select_effective_edits(edits)
+        locked_fields = [
+            edit.field
+            for edit in edits
+            if edit.field not in self.tunable_fields and not self._has_value(edit)
+        ]
+        locked_clause = f"; the profile {self.profile} fixes {' and '.join(locked_fields)}"
+        if not allowed_edits and start_from is None:
+            sentence = f"{self.format_report_command()} shows what the rollouts have become"
+            return sentence + (locked_clause if locked_fields else "")
         settings = [f"{edit.field}={edit.value}" for edit in allowed_edits]
         if start_from is None:
             start_clause = "begins anew"
@@ -145,20 +159,35 @@ class RunFacts:
         sentence = f"{self.format_train_command(*settings, start_from=start_from)} {start_clause}"
         if allowed_edits:
             sentence += f" with {' and '.join(edit.effect for edit in allowed_edits)}"
-        if locked_fields:
-            sentence += f"; the profile {self.profile} fixes {' and '.join(locked_fields)}"
-        return sentence
+        return sentence + (locked_clause if locked_fields else "")
 
-    def advise_lower_learning_rate(self, step: int) -> str:
-        """Return the advice to continue from a checkpoint near `step` with a lower learning rate.
+    def select_effective_edits(self, edits: Sequence[AdvisedEdit]) -> list[AdvisedEdit]:
+        """Return the edits that the profile allows and that change this run."""
+        return [
+            edit
+            for edit in edits
+            if edit.field in self.tunable_fields and not self._has_value(edit)
+        ]
 
-        Without any checkpoint, training begins from the start.
+    def _has_value(self, edit: AdvisedEdit) -> bool:
+        return self.effective_values.get(edit.field) == edit.value
+
+    def list_rate_edits(self) -> list[AdvisedEdit]:
+        """Return the edit that lowers the learning rate, if that is known."""
+        if self.learning_rate is None:
+            return []
+        rate = f"{self.learning_rate * ADVISED_RATE_FACTOR:.2g}"
+        return [AdvisedEdit("learning_rate", rate, "a lower learning rate")]
+
+    def advise_lower_learning_rate(self, step: int | None) -> str:
+        """Return the advice to continue from the newest checkpoint up to `step` with a lower
+        learning rate.
+
+        Without such a checkpoint, training begins from the start.
         """
-        edits = []
-        if self.learning_rate is not None:
-            rate = f"{self.learning_rate * ADVISED_RATE_FACTOR:.2g}"
-            edits.append(AdvisedEdit("learning_rate", rate, "a lower learning rate"))
-        return self.advise_training(*edits, start_from=self.find_checkpoint_near(step))
+        return self.advise_training(
+            *self.list_rate_edits(), start_from=self.find_checkpoint_before(step)
+        )
 
     def format_test_command(self, environment: str | None = None) -> str:
         """Return the command that tests the environment with the run's base model."""
@@ -167,7 +196,9 @@ class RunFacts:
             argv += ["--profile", self.profile]
         elif self.model is not None:
             argv += ["--model", self.model]
-        return f"`{shlex.join(argv)}`"
+        # The fields of this run's first environment need not be those of another one.
+        settings = [] if environment else format_edits({}, self.set_fields)
+        return f"`{shlex.join([*argv, *settings])}`"
 
     def format_logs_command(self, service: str) -> str:
         """Return the command that shows the log of a service."""
@@ -186,6 +217,26 @@ class RunHistory:
     first_steps: Sequence[Step]
     trend: Trend
     facts: RunFacts = field(default_factory=RunFacts)
+
+    @property
+    def has_collapsed(self) -> bool:
+        """Return whether the mean reward is far below the best window of this attempt."""
+        reward = compute_recent_mean(self.last_steps, "reward/mean") or 0.0
+        return self.trend.best is not None and self.trend.best - reward > MIN_LEVEL_CHANGE
+
+    def find_last_good_step(self, key: str, is_good: Callable[[float], bool]) -> int | None:
+        """Return the newest step whose value of `key` is good, or None if none is known."""
+        for step in (*reversed(self.last_steps), *reversed(self.first_steps)):
+            if step.get(key) is not None and is_good(step[key]):
+                return int(step["step"])
+        return None
+
+    def advise_return(self, last_good_step: int | None) -> str:
+        """Return the advice to stop, and to go on from before the trouble with smaller steps."""
+        return (
+            f"{self.facts.format_stop_prefix()}"
+            f"{self.facts.advise_lower_learning_rate(last_good_step)}"
+        )
 
 
 def get_recent_values(steps: Sequence[Step], key: str, count: int = WINDOW) -> list[float]:

@@ -38,6 +38,8 @@ WAITING_TEXTS = (
         "scoring does not end",
     ),
 )
+# An event loop that is silent for longer is blocked: what its requests wait for is its own answer.
+MAX_LOOP_SILENCE_S = 10.0
 # Multiple of its usual duration after which a phase counts as stalled.
 MAX_PHASE_SLOWDOWN = 5.0
 SERVICE_TITLES = {
@@ -131,16 +133,14 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
         return None
     waiting_text = f"no batch for {waited_s:.0f} s"
     counts = observation.environment_counts
+    is_patient = waited_s < _compute_patience_s(observation, phase)
     if phase == "rollouts" and counts:
-        # The process writes its counts every two seconds, whatever it is waiting for.
+        # The counts are written from the environment's event loop every two seconds.
         silent_s = observation.observed_at - counts["written_at"]
-        if silent_s > observation.limits.stall_after_s:
-            return _make_stall(
-                "environment",
-                counts["written_at"],
-                f"{waiting_text}; its process has shown no sign of life for {silent_s:.0f} s",
-            )
-    if waited_s < _compute_patience_s(observation, phase):
+        max_silence_s = observation.limits.stall_after_s if is_patient else MAX_LOOP_SILENCE_S
+        if silent_s > max_silence_s:
+            return _describe_silent_environment(observation, counts["written_at"], waiting_text)
+    if is_patient:
         return None
     if phase == "rollouts":
         return _explain_missing_batch(observation, since, waiting_text)
@@ -151,6 +151,20 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
         f"the trainer has been waiting for {AWAITED_RESULTS[phase]} of the {server_name} for "
         f"{waited_s:.0f} s",
     )
+
+
+def _describe_silent_environment(
+    observation: Observation, since: float, waiting_text: str
+) -> Stall:
+    silent_s = observation.observed_at - since
+    if observation.blocked_at is None:
+        reason = f"its process has shown no sign of life for {silent_s:.0f} s"
+    else:
+        reason = (
+            f"its event loop has been blocked for {silent_s:.0f} s in {observation.blocked_at}; "
+            f"`await asyncio.to_thread(...)` around such a call lets the others go on"
+        )
+    return _make_stall("environment", since, f"{waiting_text}; {reason}")
 
 
 def _compute_patience_s(observation: Observation, phase: str) -> float:
@@ -196,16 +210,10 @@ def _explain_missing_groups(
             f"{waiting_text}; the API has refused {api_counts['refused']} groups: "
             f"{api_counts.get('refusal')}",
         )
-    if not last_group_at or observation.observed_at - last_group_at > max_wait_s:
-        errors = "; ".join(
-            f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items()
-        )
-        reason = errors or f"{counts.get('empty_groups', 0)} groups were empty"
-        return _make_stall(
-            "environment",
-            last_group_at or since,
-            f"{waiting_text}; the environment returns no usable group: {reason}",
-        )
+    is_used_up = counts.get("items_used_up") is not None and not counts.get("in_group")
+    if is_used_up or not last_group_at or observation.observed_at - last_group_at > max_wait_s:
+        reason = _explain_unusable_groups(counts, is_used_up=is_used_up)
+        return _make_stall("environment", last_group_at or since, f"{waiting_text}; {reason}")
     if blocking_environment := api_counts.get("turn"):
         return _make_stall(
             "environment",
@@ -214,6 +222,19 @@ def _explain_missing_groups(
             f"environment may fill",
         )
     return _explain_unused_groups(counts, api_counts, since, waiting_text)
+
+
+def _explain_unusable_groups(counts: Json, *, is_used_up: bool) -> str:
+    if is_used_up:
+        return (
+            f"its items are used up: get_next_item() returned None after {counts['items_used_up']} "
+            "items; return them again from the first one to train on"
+        )
+    errors = "; ".join(
+        f"{text} ({count} times)" for text, count in (counts.get("errors") or {}).items()
+    )
+    reason = errors or f"{counts.get('empty_groups', 0)} groups were empty"
+    return f"the environment returns no usable group: {reason}"
 
 
 def _explain_unused_groups(

@@ -73,8 +73,7 @@ def find_non_finite_loss(history: RunHistory) -> Finding | None:
         word="broken",
         evidence=f"the loss was not a finite number in {len(bad_steps)} of the last "
         f"{len(last_steps)} steps",
-        advice=f"{history.facts.format_stop_prefix()}"
-        f"{history.facts.advise_lower_learning_rate(bad_steps[0] - 1)}",
+        advice=history.advise_return(_find_step_before_bad_loss(history)),
     )
 
 
@@ -83,11 +82,17 @@ def find_logprob_gap(history: RunHistory) -> Finding | None:
     gap = compute_recent_mean(history.last_steps, "logprobs/gap", 10)
     if gap is None or gap < SUSPECT_LOGPROB_GAP:
         return None
-    advice = history.facts.advise_training(
+    facts = history.facts
+    edits = [
         AdvisedEdit("max_batches_offpolicy", "1", "fresher rollouts"),
         AdvisedEdit("loss_fn", "ppo", "a clipped loss"),
-        start_from=_find_newest_checkpoint(history),
+    ]
+    if not facts.select_effective_edits(edits):
+        edits += facts.list_rate_edits()
+    last_good_step = history.find_last_good_step(
+        "logprobs/gap", lambda value: value < SUSPECT_LOGPROB_GAP
     )
+    advice = facts.advise_training(*edits, start_from=facts.find_checkpoint_before(last_good_step))
     return Finding(
         word="broken" if gap >= BROKEN_LOGPROB_GAP else "suspect",
         evidence=f"sampling and training log-probabilities differ by {gap:.2f} nats per token",
@@ -95,8 +100,15 @@ def find_logprob_gap(history: RunHistory) -> Finding | None:
     )
 
 
-def _find_newest_checkpoint(history: RunHistory) -> int | None:
-    return max(history.facts.checkpoints, default=None)
+def _find_step_before_bad_loss(history: RunHistory) -> int | None:
+    """Return the last step before the first loss that is known not to be a number."""
+    good_step = None
+    for step in (*history.first_steps, *history.last_steps):
+        if "train/loss" in step:
+            if step["train/loss"] is None:
+                return good_step
+            good_step = int(step["step"])
+    return good_step
 
 
 # Nats per token: identical weights give identical log-probabilities up to rounding; the second

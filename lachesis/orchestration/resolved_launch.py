@@ -6,7 +6,8 @@ that an environment is imported once and its configuration is made once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ class LaunchFields:
             edits["tinker"]["sft_file"] = str(resolved_file)
         return edits
 
+    def list_set_fields(self, config: RunConfig) -> dict[str, Any]:
+        """Return the values of the fields that this launch sets, by SECTION.FIELD."""
+        fields = [self.fields.find(name) for name, _ in self.request.edits]
+        if self.request.seed is not None:
+            fields.append(self.fields.find("tinker.seed"))
+        values = config.model_dump(mode="json")
+        return {
+            f"{field.section}.{field.name}": values[field.section][field.name] for field in fields
+        }
+
     def find_validation_errors(self) -> list[dict[str, str]]:
         """Return the objections of the environment's own validators to the edited values.
 
@@ -116,6 +127,8 @@ class ResolvedLaunch:
     config: RunConfig
     fork_source: ForkSource | None = None
     """The checkpoint of another run that this one begins from."""
+    set_fields: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the user has set, by SECTION.FIELD."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,8 @@ def resolve_launch(
     if errors := launch_fields.find_validation_errors():
         reasons = "; ".join(error["message"] for error in errors)
         raise FieldValueError(f"{launch_fields.environment.name} refuses it: {reasons}")
-    return ResolvedLaunch(request, launch_fields.environment, config, fork_source)
+    set_fields = launch_fields.list_set_fields(config)
+    return ResolvedLaunch(request, launch_fields.environment, config, fork_source, set_fields)
 
 
 def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestStore) -> RunRecord:
@@ -180,6 +194,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         seed=config.tinker.seed,
         fingerprint=fingerprint,
         additional_environments=_describe_additional_environments(launch),
+        set_fields=dict(launch.set_fields),
         forecast=forecast.model_dump(mode="json") if forecast else None,
         require_validation=launch.request.require_validation,
         wandb_project=config.tinker.wandb_project,

@@ -16,7 +16,7 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import read_key_names
 from lachesis.orchestration.suspension import find_flow_run_to_resume, is_suspended, resume_flow_run
 from lachesis.runs import fork
-from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget, read_spent_file
+from lachesis.runs.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
@@ -67,8 +67,8 @@ def resume_ended_run(store: RunStore, record: RunRecord, limits: Json | None = N
     run_id, run_dir = record.run_id, store.dir(record.run_id)
     if record.status == "completed":
         raise RunStateError(
-            f"run {run_id} has completed its {record.total_steps} steps; to train further, begin "
-            f"a new run from it: `lachesis train {record.environment} --from {run_id}`"
+            f"run {run_id} has completed its {record.total_steps} steps"
+            f"{fork.advice(record, run_dir, ())}"
         )
     check_profile(record.profile, read_key_names())
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
@@ -87,11 +87,12 @@ def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> No
     last_steps = MetricsFile(run_dir.metrics).tail(1)
     last_step = last_steps[-1] if last_steps else {}
     usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
-    if exceeded_budget := find_exceeded_budget(config.limits, usage):
+    if exceeded := find_exceeded_limit(config.limits, usage):
+        value = exceeded.propose_limit()
         raise RunStateError(
-            f"run {record.run_id} has used up its {exceeded_budget}; raise it to go on: `lachesis "
-            f"resume {record.run_id} --set limits.FIELD=VALUE`, or limits={{...}} of "
-            "rl_start_training"
+            f"run {record.run_id} has used up its {exceeded.describe()}; raise it to go on: "
+            f"`lachesis resume {record.run_id} --set limits.{exceeded.field}={value}`, or "
+            f'limits={{"{exceeded.field}": {value}}} of rl_start_training'
         )
 
 

@@ -17,6 +17,7 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.base.json_text import Json
 from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
 from lachesis.reporting.run_answers import RunResults
+from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.run_dir import RunDir
@@ -91,7 +92,7 @@ def _render_page(
         sentences=[*health.get("evidence", []), *health.get("advice", [])],
         drawings=drawings,
         held_out_rows=_list_held_out_results(results),
-        failures=results.evaluation,
+        failures=describe_evaluation_faults(results.evaluation or {}),
         forecast=results.forecast,
         forecast_rows=_list_forecast(results),
         groups=_list_groups(run_dir),

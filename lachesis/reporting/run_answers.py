@@ -91,7 +91,10 @@ class RunStatus(ResponseModel):
     held_out_curve: list[HeldOutPoint]
     """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """Failed evaluations during training: their number, and the reason of the last failure."""
+    """What is wrong with the evaluations: how many have `failed` before, during or after training,
+    with `last_step` and `last_reason`, and for how many `blocked_seconds` evaluations have kept
+    training from going on.
+    """
     rollouts: Json | None = None
     """Rollout counts of this attempt: `scored` and `invalid` rollouts, and, each with its count,
     the reasons of invalid ones (`invalid_reasons`) and of rewards of 0 (`zero_reasons`).
@@ -135,7 +138,10 @@ class RunResults(ResponseModel):
     held_out_curve: list[HeldOutPoint]
     """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """Failed evaluations during training: their number, and the reason of the last failure."""
+    """What is wrong with the evaluations: how many have `failed` before, during or after training,
+    with `last_step` and `last_reason`, and for how many `blocked_seconds` evaluations have kept
+    training from going on.
+    """
     weights: WeightLocations
     final_metrics: Json
     history: list[Json]

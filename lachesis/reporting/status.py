@@ -11,6 +11,7 @@ from lachesis.base.files import read_last_lines
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
 from lachesis.config.prices import TokenCounts
+from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
 from lachesis.reporting.run_answers import (
     LastError,
     QueuePlace,
@@ -43,16 +44,6 @@ REWARD_STEPS = 5
 MAX_LATENESS, MIN_LATE_S = 5, 30.0
 # Number of last steps whose pace gives the estimated time until the end.
 PACE_STEPS = 20
-# Next steps as shell commands. Another user interface has its own texts for the same keys.
-NEXT_STEP_COMMANDS = {
-    "status": "lachesis status {run}",
-    "logs": "lachesis logs {run} {service}",
-    "stop": "lachesis stop {run}",
-    "resume": "lachesis resume {run}",
-    "results": "lachesis results {run}",
-    "weights": "lachesis weights {run} --to DIR",
-    "report": "lachesis report {run}",
-}
 
 
 def build_run_status(
@@ -93,7 +84,7 @@ def build_run_status(
         held_out_curve=curve,
         health=record.health,
         ui_url=ui_url,
-        next_steps=_list_next_steps(record, next_step_templates),
+        next_steps=list_next_steps(record, run_dir, last_step, next_step_templates),
         **{key: value for key, value in optional_fields.items() if value},
     )
 
@@ -110,7 +101,7 @@ def _build_optional_fields(
         "dead_environments": record.dead_environments,
         "last_error": _build_last_error(record, run_dir),
         "rollouts": _summarize_rollouts(record, run_dir),
-        "evaluation": summarize_failures(run_dir),
+        "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),
         "warning": warning,
     }
 
@@ -163,7 +154,7 @@ def build_run_results(
         **_build_forecast_fields(record, run_dir, steps),
         "health": record.health,
         "rollouts": _summarize_rollouts(record, run_dir),
-        "evaluation": summarize_failures(run_dir),
+        "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),
         "wandb_url": record.wandb_url,
         "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
         "error": record.error,
@@ -185,7 +176,9 @@ def build_run_results(
         metrics_file=str(run_dir.metrics),
         next_steps=[
             next_step
-            for next_step in _list_next_steps(record, next_step_templates)
+            for next_step in list_next_steps(
+                record, run_dir, steps[-1] if steps else {}, next_step_templates
+            )
             if next_step != next_step_templates.get("results", "").format(run=record.run_id)
         ],
         **{key: value for key, value in optional_fields.items() if value},
@@ -241,24 +234,6 @@ def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]
     return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
 
 
-def _list_next_steps(record: RunRecord, next_step_templates: Mapping[str, str]) -> list[str]:
-    """Return what can be done with the run now, as commands or calls of the asking user
-    interface.
-    """
-    if record.status == "completed":
-        keys = ["results", "report", "weights"]
-    elif record.has_ended:
-        keys = ["logs", "resume", "results", "report"]
-    else:
-        keys = ["status", "logs", "stop"]
-    service = shorten_service_name(record.failed_service or "trainer")
-    return [
-        next_step_templates[key].format(run=record.run_id, service=service)
-        for key in keys
-        if key in next_step_templates
-    ]
-
-
 def _list_process_states(record: RunRecord) -> dict[str, str]:
     """Return the state per process; the three processes of every run are always present."""
     states = {
@@ -271,11 +246,16 @@ def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
     """Return the log file per process; the three processes of every run are always present."""
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
-    return {shorten_service_name(name): str(run_dir.get_log_file(name)) for name in names}
+    logs = {shorten_service_name(name): run_dir.get_log_file(name) for name in names}
+    return {name: str(log) for name, log in (logs | run_dir.find_evaluation_logs()).items()}
+
+
+def _read_counts(record: RunRecord, run_dir: RunDir) -> Json:
+    return read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
 
 
 def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
-    counts = read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
+    counts = _read_counts(record, run_dir)
     reasons = {
         "invalid_reasons": counts.get("errors") or {},
         "zero_reasons": counts.get("zero_reasons") or {},

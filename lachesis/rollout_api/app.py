@@ -346,6 +346,8 @@ def main() -> None:
     import uvicorn
     from atroposlib.api.server import app
 
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
+
     bounded = BoundedRolloutServer(
         app,
         max_waiting_batches=max(1, args.offpolicy),
@@ -355,7 +357,13 @@ def main() -> None:
     guarded = HttpGuard(bounded, host=HOST, token=None, max_body_bytes=MAX_BODY_BYTES)
     # At shutdown, open requests for a batch are dropped: an environment whose API has closed its
     # socket ends within two seconds.
-    uvicorn.run(guarded, host=HOST, port=args.port, timeout_graceful_shutdown=1)  # type: ignore[arg-type]
+    uvicorn.run(
+        guarded,  # type: ignore[arg-type]
+        http=ReceiveDeadlineProtocol,
+        host=HOST,
+        port=args.port,
+        timeout_graceful_shutdown=1,
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,25 @@ from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
 # Kinds of tokens, each with its own price.
 TOKEN_KINDS = ("prefill", "sampled", "trained")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hold a limit of a run, by its field in the section `limits`, and what was used of it."""
+
+    field: str
+    unit: str
+    used: float
+    limit: float
+
+    def describe(self) -> str:
+        """Return how much of the budget was used, for a sentence."""
+        return f"budget: {self.used:,.6g} of {self.limit:,.6g} {self.unit}"
+
+    def propose_limit(self) -> str:
+        """Return twice what was used, as a value of the field."""
+        value = 2 * max(self.used, self.limit)
+        return str(round(value)) if self.field == "max_tokens" else f"{value:.4g}"
 
 
 class BudgetUsage(BaseModel):
@@ -76,27 +96,35 @@ def compute_budget_usage(
     return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(known_costs, default=None))
 
 
+def find_exceeded_limit(limits: LimitsSection, spent: BudgetUsage) -> Budget | None:
+    """Return the first budget that is used up, or None."""
+    for budget in _list_budgets(limits, spent):
+        if budget.used >= budget.limit:
+            return budget
+    return None
+
+
 def find_exceeded_budget(limits: LimitsSection, spent: BudgetUsage) -> str | None:
     """Describe the first budget that is used up, or return None."""
-    for name, used, limit in _list_budgets(limits, spent):
-        if used >= limit:
-            return f"budget: {used:,.6g} of {limit:,.6g} {name}"
-    return None
+    budget = find_exceeded_limit(limits, spent)
+    return budget.describe() if budget else None
 
 
 def compute_budget_shares(limits: LimitsSection, spent: BudgetUsage) -> dict[str, float]:
     """Return the used share of each budget, from 0 on; empty for a run without budgets."""
-    return {name: round(used / limit, 4) for name, used, limit in _list_budgets(limits, spent)}
+    return {
+        budget.unit: round(budget.used / budget.limit, 4) for budget in _list_budgets(limits, spent)
+    }
 
 
-def _list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[tuple[str, float, float]]:
-    budgets: list[tuple[str, float | None, Any]] = [
-        ("hours", spent.hours, limits.max_hours),
-        ("tokens", spent.tokens, limits.max_tokens),
-        ("US dollars", spent.cost_usd, limits.max_cost_usd),
-    ]
+def _list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[Budget]:
+    usage_by_field = {
+        ("max_hours", "hours"): spent.hours,
+        ("max_tokens", "tokens"): spent.tokens,
+        ("max_cost_usd", "US dollars"): spent.cost_usd,
+    }
     return [
-        (name, used, float(limit))
-        for name, used, limit in budgets
-        if used is not None and limit is not None
+        Budget(field, unit, used, float(limit))
+        for (field, unit), used in usage_by_field.items()
+        if used is not None and (limit := getattr(limits, field)) is not None
     ]

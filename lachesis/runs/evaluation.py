@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lachesis.base.errors import RunStateError
+from lachesis.base.errors import RunStateError, shorten
 from lachesis.base.numbers import is_score
 
 
@@ -13,7 +13,7 @@ def read_evaluation(folder: Path) -> dict[str, float]:
     """Return the metrics in `folder`/metrics.json, except values that are not finite numbers.
 
     Raises:
-        RunStateError: The environment wrote none.
+        RunStateError: The environment wrote no number.
     """
     file = folder / "metrics.json"
     try:
@@ -23,8 +23,13 @@ def read_evaluation(folder: Path) -> dict[str, float]:
             f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
             "call evaluate_log()"
         ) from error
-    return {
+    numbers = {
         key: float(value)
         for key, value in metrics.items()
         if isinstance(value, int | float) and is_score(value)
     }
+    if not numbers:
+        raise RunStateError(
+            f"the evaluation has no metric that is a finite number: {shorten(repr(metrics))}"
+        )
+    return numbers

@@ -6,9 +6,11 @@ that fits the adapter.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError
 from lachesis.base.files import copy_private, make_private_folder, storage_errors
@@ -97,10 +99,28 @@ def find_source(store: RunStore, reference: str) -> ForkSource:
     return ForkSource(record, run_dir, manifest)
 
 
+def format_edits(edits: Mapping[str, str], set_fields: Mapping[str, Any]) -> list[str]:
+    """Return the options of `lachesis train` that set what a run has set, and the edits, which have
+    priority.
+    """
+    edited_names = {name.rpartition(".")[2] for name in edits}
+    settings = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in set_fields.items()
+        # Further environments are options of their own.
+        if name.rpartition(".")[2] not in {"mixture", *edited_names}
+    }
+    return [
+        option
+        for name, value in {**settings, **edits}.items()
+        for option in ("--set", f"{name}={value}")
+    ]
+
+
 def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     """Return the end of an error message: how to start a new run with other values of `fields`."""
     environment = get_name_or_file(record.environment, record.environment_file)
-    edits = [part for name in fields for part in ("--set", f"{name}=VALUE")]
+    edits = format_edits({name: "VALUE" for name in fields}, record.set_fields)
     mixture = RunConfig.from_yaml(run_dir.config).env.mixture
     mixture_options = [
         part
@@ -119,7 +139,4 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     options = [*mixture_options, *profile_options, *source_options, *edits]
     command = shlex.join(["lachesis", "train", environment, *options])
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
-    return (
-        f"; to change other fields, start a new run {source_text} with the remaining fields at "
-        f"their defaults: `{command}`, or {tool_calls}"
-    )
+    return f"; to change other fields, start a new run {source_text}: `{command}`, or {tool_calls}"

@@ -15,6 +15,8 @@ from lachesis.base.json_text import Json
 
 # An environment is dead if its first groups, enough for this many batches, are all invalid.
 NUM_DEAD_BATCHES = 3
+# The stop reason of a run that ended because of that.
+ALL_INVALID = "all groups were invalid"
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class DeadEnvironment:
 
     name: str
     file: str
+    service: str
     log: Path
     num_groups: int
     """Number of its groups."""
@@ -86,4 +89,5 @@ def require_usable_groups(dead: Sequence[DeadEnvironment], num_environments: int
         InvalidGroupsError: All are dead.
     """
     if len(dead) == num_environments:
-        raise InvalidGroupsError("; ".join(environment.describe() for environment in dead))
+        reasons = "; ".join(environment.describe() for environment in dead)
+        raise InvalidGroupsError(reasons, service=dead[0].service)

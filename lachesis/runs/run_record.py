@@ -66,6 +66,8 @@ class RunRecord(BaseModel):
     """Hash of the environment's code at the start; see `lachesis.catalog.fingerprint`."""
     additional_environments: dict[str, AdditionalEnvironment] = {}
     """The run's further environments, by name."""
+    set_fields: dict[str, Any] = {}
+    """The configuration fields that the user has set at the start, as SECTION.FIELD."""
     forecast: dict[str, Any] | None = None
     """The forecast of a validation of the same code."""
     require_validation: bool = False

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lachesis.base.http_guard import HttpGuard
+from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
 
 MAX_REQUEST_BYTES = 32_000_000
 MAX_RESPONSE_BYTES = 500_000_000
@@ -181,7 +182,12 @@ def main() -> None:
         sys.exit(f"$OPENAI_BASE_URL is not an address: {error}")
     app = create_app(endpoint, os.environ.get("LACHESIS_ENDPOINT_KEY", ""), token)
     uvicorn.run(
-        app, host="127.0.0.1", port=args.port, log_level="warning", timeout_graceful_shutdown=1
+        app,
+        http=ReceiveDeadlineProtocol,
+        host="127.0.0.1",
+        port=args.port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
     )
 
 

@@ -20,13 +20,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from lachesis.base.errors import ProcessExitedError, list_error_codes
+from lachesis.base.errors import ProcessExitedError, list_error_codes, shorten
 from lachesis.base.files import read_last_lines
 from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.process import ServiceSpec
 
 # Maximum size of a service's log and its predecessor, because an environment may print endlessly.
 MAX_SERVICE_LOG_BYTES = 200_000_000
+MAX_LINES_AFTER_CAUSE = 5
+MAX_LINE_CHARS = 500
 REAPER = Path(__file__).with_name("reaper.py")
 T = TypeVar("T")
 
@@ -268,21 +270,27 @@ def _resolve_future(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def make_exit_error(spec: ServiceSpec, exit_code: int | None) -> ProcessExitedError:
-    """Return the error for a dead service, with its exit code and the end of its log.
+    """Return the error for a dead service on one line: its exit code, the cause, and how to read
+    its log.
 
     `details["service"]` names the service. Our own processes end their log with an error code and
-    the cause, which is then all that is shown.
+    the cause; of others the last line is shown.
     """
     if exit_code is not None and exit_code < 0:
         how = f"was killed by signal {-exit_code}"
     else:
         how = f"exited with code {exit_code}"
-    last_lines = read_last_lines(spec.log)
-    cause = last_lines.rpartition("\n")[2]
-    if cause.partition(": ")[0] in list_error_codes():
-        return ProcessExitedError(f"{spec.name} {how}: {cause}, see {spec.log}", service=spec.name)
-    if last_lines:
-        log_excerpt = f"; its last lines:\n{last_lines}"
-    else:
-        log_excerpt = "; it wrote nothing"
-    return ProcessExitedError(f"{spec.name} {how}, see {spec.log}{log_excerpt}", service=spec.name)
+    cause = _find_cause(read_last_lines(spec.log))
+    return ProcessExitedError(f"{spec.name} {how}{cause}; {spec.log_advice}", service=spec.name)
+
+
+def _find_cause(last_lines: str) -> str:
+    """Return the continuation of an error message that tells the cause by the end of a log."""
+    lines = [line.strip() for line in last_lines.splitlines() if line.strip()]
+    if not lines:
+        return "; it wrote nothing"
+    # What an environment has loaded may write a little more after the cause.
+    for line in reversed(lines[-MAX_LINES_AFTER_CAUSE:]):
+        if line.partition(": ")[0] in list_error_codes():
+            return f": {line}"
+    return f"; its last line: {shorten(lines[-1], MAX_LINE_CHARS)}"

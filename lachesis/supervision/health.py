@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
-from lachesis.base.files import read_last_lines
 from lachesis.base.tls import get_tls_context
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.process import ReadinessCheck, ServiceSpec
@@ -52,8 +51,8 @@ def wait_until_healthy(
             return waited_s
         time.sleep(POLL_S)
     raise HealthTimeoutError(
-        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last response: {last_answer}), "
-        f"see {spec.log}; its last lines:\n{read_last_lines(spec.log)}",
+        f"{spec.name} is not healthy after {spec.timeout_s:.0f} s (last response: {last_answer}); "
+        f"{spec.log_advice}",
         service=spec.name,
     )
 
@@ -82,13 +81,14 @@ def wait_until_ended(
             group.require_running(name)
         if is_log_too_large(spec):
             raise ProcessExitedError(
-                f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was killed, see {spec.log}"
+                f"{spec.name} printed more than {MAX_LOG_SIZE_TEXT} and was killed; "
+                f"{spec.log_advice}"
             )
         if on_poll is not None:
             on_poll()
         if time.monotonic() > until:
             raise HealthTimeoutError(
-                f"{spec.name} has not ended after {spec.timeout_s:.0f} s, see {spec.log}",
+                f"{spec.name} has not ended after {spec.timeout_s:.0f} s; {spec.log_advice}",
                 service=spec.name,
             )
     if group.get_exit_code(spec.name) != 0:

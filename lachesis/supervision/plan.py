@@ -132,8 +132,8 @@ def make_training_plan(
     client_env = make_inference_client_env(ports["trainer"])
     return ServicePlan(
         config,
-        [_add_run_env(spec, folder, client_env) for spec in services],
-        {name: _add_run_env(spec, folder, client_env) for name, spec in evaluations.items()},
+        [_add_run_context(spec, folder, client_env) for spec in services],
+        {name: _add_run_context(spec, folder, client_env) for name, spec in evaluations.items()},
         trainer_url,
         files={
             folder.config: config.to_yaml(),
@@ -184,14 +184,14 @@ def _make_run_engine_spec(
     return make_engine_spec(config, port, token, record.seed, store_folder=folder.engine, log=log)
 
 
-def _add_run_env(spec: ServiceSpec, folder: RunDir, client_env: dict[str, str]) -> ServiceSpec:
-    """Return the spec with the mark of the run, and with the inference variables if it needs
-    them.
+def _add_run_context(spec: ServiceSpec, folder: RunDir, client_env: dict[str, str]) -> ServiceSpec:
+    """Return the spec with the mark of the run, the command that shows its log, and the inference
+    variables if it needs them.
     """
     is_client = get_service_role(spec.name) in ("trainer", "environment", "evaluate")
-    return with_env(
-        spec, {MARK_VARIABLE: build_mark(folder.path), **(client_env if is_client else {})}
-    )
+    env = {MARK_VARIABLE: build_mark(folder.path), **(client_env if is_client else {})}
+    log_command = f"lachesis logs {folder.path.name} {folder.get_log_name(spec.log)}"
+    return replace(with_env(spec, env), log_command=log_command)
 
 
 def with_env(spec: ServiceSpec, env: dict[str, str]) -> ServiceSpec:

@@ -15,6 +15,7 @@ class ServiceSpec:
     """Describe one service of a run.
 
     `env` is added to the filtered environment and may hold the secrets that this child needs.
+    `log_command` prints the log, if there is a command for it.
     """
 
     name: str
@@ -26,6 +27,14 @@ class ServiceSpec:
     check_ready: ReadinessCheck = lambda: ""
     timeout_s: float = 120.0
     grace_s: float = 10.0
+    log_command: str = ""
+
+    @property
+    def log_advice(self) -> str:
+        """Return how to read the log, for the end of an error message."""
+        if self.log_command:
+            return f"`{self.log_command}` shows its log"
+        return f"see {self.log}"
 
 
 def get_service_role(service: str) -> str:

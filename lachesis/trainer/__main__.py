@@ -360,11 +360,15 @@ async def serve_in_background(app: ASGIApp, sock: socket.socket) -> Any:
     """Serve `app` on `sock` during the block, without uvicorn's signal handlers."""
     import uvicorn
 
-    from lachesis.base.uvicorn_internals import SignalFreeServer
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol, SignalFreeServer
 
     server = SignalFreeServer(
         uvicorn.Config(
-            app, log_level="warning", timeout_keep_alive=120, timeout_graceful_shutdown=1
+            app,
+            http=ReceiveDeadlineProtocol,
+            log_level="warning",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=1,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[sock]))

@@ -20,9 +20,8 @@ from typing import Any
 
 import tinker
 
-from lachesis.base.files import storage_errors
 from lachesis.base.numbers import is_score
-from lachesis.base.timestamps import now_iso
+from lachesis.runs.evaluation_results import record_failed_evaluation
 from lachesis.runs.held_out import HeldOutPoint, to_point
 from lachesis.runs.metrics import FAILED_KEY
 from lachesis.trainer.usage import Usage
@@ -306,17 +305,8 @@ class EvaluationScheduler:
         log.warning("the evaluation of step %d failed: %s; training continues", step, reason)
         if self.failures_file is None:
             return
-        failure = {
-            "step": step,
-            "environment": environment,
-            "reason": reason[:1000],
-            "at": now_iso(),
-        }
         try:
-            with storage_errors(self.failures_file):
-                self.failures_file.parent.mkdir(exist_ok=True)
-                with self.failures_file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(failure) + "\n")
+            record_failed_evaluation(self.failures_file, step, environment, reason)
         except Exception as error:  # The reason is in the log.
             log.warning("the reason could not be stored: %s", error)
 

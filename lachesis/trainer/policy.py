@@ -23,7 +23,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import Batch
 from lachesis.trainer.sdk_data import make_datum, to_data, to_prompts, to_sft_data
 from lachesis.trainer.sft_examples import SftExample
-from lachesis.trainer.training_metrics import RATIO_BOUNDS, choose_loss, compute_loss_metrics
+from lachesis.trainer.training_metrics import RATIO_BOUNDS, compute_loss_metrics
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
@@ -171,7 +171,7 @@ class Policy:
     @property
     def loss_fn(self) -> str:
         """Return the name of the loss."""
-        return choose_loss(self.config)
+        return self.config.effective_loss
 
     def _build_loss_config(self) -> dict[str, float] | None:
         tinker_config = self.config.tinker

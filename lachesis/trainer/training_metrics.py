@@ -16,19 +16,6 @@ from lachesis.trainer.usage import Usage, find_span_staleness
 RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.0, 4.0), "gspo": (0.8, 1.2)}
 
 
-def choose_loss(config: RunConfig) -> str:
-    """Return the name of the loss.
-
-    If batches may wait, they are off-policy by several updates, and a loss with a bounded ratio is
-    used.
-    """
-    if config.tinker.loss_fn != "auto":
-        return config.tinker.loss_fn
-    if config.env.max_batches_offpolicy > 1:
-        return "ppo"
-    return "importance_sampling"
-
-
 def compute_loss_metrics(
     batch: Batch, training_logprobs_D: list[Array], loss_sum: float, config: RunConfig
 ) -> dict[str, float]:
@@ -72,7 +59,7 @@ def compute_loss_metrics(
 
 def _compute_clipped_share(log_ratios_D: Sequence[Array], config: RunConfig) -> dict[str, float]:
     """Compare each token's ratio, or in GSPO that of its sequence, with the bounds of the loss."""
-    loss_fn = choose_loss(config)
+    loss_fn = config.effective_loss
     if loss_fn not in RATIO_BOUNDS:
         return {}
     if loss_fn == "gspo":

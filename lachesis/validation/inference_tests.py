@@ -43,12 +43,12 @@ class TestOptions(BaseModel):
 
     __test__ = False  # pytest must not collect this class.
 
-    num_steps: int = 3
-    group_size: int = 16
+    num_steps: int = Field(3, ge=1, le=10_000)
+    group_size: int = Field(16, ge=1, le=1024)
     models: list[str] | None = None
     prompts: list[str] | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
+    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
+    temperature: float | None = Field(None, ge=0, le=100)
 
 
 class InferenceRequest(TestOptions):

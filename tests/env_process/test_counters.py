@@ -83,6 +83,24 @@ async def test_a_group_with_an_unanswered_request_is_invalid(
         assert (tally.counts["invalid_rollouts"], tally.counts["groups"]) == (2, 1)
 
 
+async def test_items_that_are_used_up_are_counted(tmp_path: Path) -> None:
+    """After a resume those that are passed over count too."""
+    remaining = iter([1, 2, None, 3, None])
+
+    class Finite(Forgiving):
+        async def get_next_item(self) -> Any:
+            return next(remaining)
+
+    counters = RolloutCounters(tmp_path / "counters.json")
+    counters.num_items_before = 5
+    install_rollout_counters(counters, Finite)
+    env, used_up = Finite("http://127.0.0.1:1/v1", "m"), []
+    for _ in range(5):
+        await env.get_next_item()
+        used_up.append(counters.snapshot()["items_used_up"])
+    assert used_up == [None, None, 7, None, 8]
+
+
 ASKED = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
 
 

@@ -1,8 +1,10 @@
 """Sums at a gentle pace for tests of faults; `mode` names a fault of its own."""
 
 import asyncio
+import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
@@ -12,7 +14,7 @@ LINE = "x" * 4095
 
 
 class SteadyConfig(BaseEnvConfig):
-    mode: str = Field(default="", description="forks, leaves, prints or raises")
+    mode: str = Field(default="", description="forks, prints, raises, blocks or locks")
     gigabytes: float = Field(default=1.0, description="What `prints` writes to its log")
     pause_s: float = Field(
         default=0.25,
@@ -52,6 +54,10 @@ class Steady(BaseEnv):
     async def collect_trajectories(self, item: int) -> Any:
         if self.config.mode == "raises":
             raise KeyError("answer")
+        if self.config.mode == "blocks" and item >= 20:
+            _verify_slowly()
+        if self.config.mode == "locks" and item >= 20:
+            _verify_by_pattern()
         question = f"{item % 10}+{item // 10 % 10}="
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             await managed.chat_completion(
@@ -71,6 +77,14 @@ class Steady(BaseEnv):
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+
+def _verify_slowly() -> None:
+    time.sleep(3600)  # where `blocks` stands
+
+
+def _verify_by_pattern() -> None:
+    re.match("(a*)*b", "a" * 40)  # where `locks` stands
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -65,6 +66,27 @@ def test_signal_to_what_surrounds_the_services(
     if case.part in ("runner", "server"):
         assert world.launcher is not None
         assert world.launcher.poll() is None, "the launcher lives on"
+
+
+def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[..., None]) -> None:
+    """As Prefect's page makes it, without a slug; each start of the runner saves its flows anew."""
+    api = PrefectApi()
+    deployment = api.read_deployment("launch-training", "local")
+    assert deployment is not None
+    path = f"/deployments/{deployment['id']}/schedules"
+    nightly = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": False}
+    made: Any = api._request("POST", path, [nightly])
+    try:
+        world.restarts += 1
+        runner = world.part("runner")
+        world.strike(runner, TERM)
+        world.wait(lambda: world.part("runner") != runner, 90, "another runner")
+        world.serve()
+        schedules: Any = api._request("GET", path)
+        assert made[0]["id"] in {schedule["id"] for schedule in schedules}
+    finally:
+        api._request("DELETE", f"{path}/{made[0]['id']}")
+    row(fault="runner SIGTERM", phase="a schedule by hand", expected="it stays", seen="it stays")
 
 
 def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:

@@ -107,7 +107,7 @@ def test_each_fault_is_named_within_twenty_steps(fault: Step, word: str, said: s
     found = judge_learning(before + ill)
     assert found.word == word
     assert any(said in sentence for sentence in found.evidence), found.evidence
-    assert len(found.advice) == len(found.evidence)
+    assert 0 < len(found.advice) <= len(found.evidence)
 
 
 def test_the_gravest_comes_first() -> None:

@@ -84,6 +84,36 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
         ),
         ({"environment_counts": None}, "environment", 100, "has not reported anything yet"),
         (
+            {
+                "environment_counts": {**ALIVE, "written_at": NOW - 90},
+                "blocked_at": "verify() at /my/env.py:35",
+            },
+            "environment",
+            90,
+            "its event loop has been blocked for 90 s in verify() at /my/env.py:35; `await "
+            "asyncio.to_thread(...)` around such a call",
+        ),
+        (
+            {
+                "environment_counts": {
+                    **ALIVE,
+                    "written_at": NOW - 12,
+                    "in_request": 3,
+                    "request_since": NOW - 80,
+                },
+                "blocked_at": "verify() at /my/env.py:35",
+            },
+            "environment",
+            12,
+            "has been blocked for 12 s in verify()",
+        ),
+        (
+            {"environment_counts": {**ALIVE, "items_used_up": 37}},
+            "environment",
+            300,
+            "its items are used up: get_next_item() returned None after 37 items",
+        ),
+        (
             {"environment_counts": {**ALIVE, "in_request": 3, "request_since": NOW - 80}},
             "sampler",
             80,

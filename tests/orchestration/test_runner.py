@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,22 @@ def test_schedules_of_people_survive_the_start_of_the_runner(
     for _ in range(2):
         with run_lingering_flow_runner(prefect_api, tmp_path):
             assert read_schedules() == before
+
+
+def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Therefore docs/recovery.md names `lachesis stop` for a run that waits for its place."""
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    flow_run = prefect_api.create_flow_run(
+        deployment["id"], name="queued", parameters={}, tags=[], key="queued"
+    )
+    until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    details = {"pause_timeout": until, "pause_reschedule": True}
+    state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+    answer: Any = prefect_api._request(
+        "POST", f"/flow_runs/{flow_run['id']}/set_state", {"state": state}
+    )
+    assert answer["status"] in ("REJECT", "ABORT")
+    assert (prefect_api.read_flow_run(flow_run["id"]) or {})["state"]["type"] == "SCHEDULED"

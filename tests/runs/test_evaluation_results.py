@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,11 @@ from lachesis.monitor import artifact_content
 from lachesis.monitor.learning import RunHealth
 from lachesis.reporting.html import write_report
 from lachesis.reporting.status import build_run_results, build_run_status
-from lachesis.runs.evaluation_results import find_newest_result
+from lachesis.runs.evaluation_results import (
+    describe_evaluation_faults,
+    find_newest_result,
+    summarize_failures,
+)
 from lachesis.runs.held_out import (
     build_held_out_curve,
     build_whole_curve,
@@ -262,6 +267,22 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
     assert actual["cost_usd"] == 1.5
 
 
+def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
+    counts = {"written_at": time.time() + 60, "eval_blocked_s": 31.24}
+    folder.get_counters_file("environment").write_text(json.dumps(counts))
+    status = build_run_status(
+        make_record(), folder, [], ui_url=None, queue=None, warning=None
+    ).to_payload()
+    assert status["evaluation"]["blocked_seconds"] == 31.2
+    assert status["evaluation"]["failed"] == 1
+    assert "was blocked for 31 s while it evaluated" in printed(show_runs.render_status(status))
+    folder.failed_evaluations.unlink()
+    only_blocked = summarize_failures(folder, counts)
+    assert only_blocked == {"blocked_seconds": 31.2}
+    assert "failed" not in describe_evaluation_faults(only_blocked or {})
+    assert summarize_failures(folder, {**counts, "eval_blocked_s": 4.9}) is None
+
+
 def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
     status = build_run_status(
         make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None
@@ -314,7 +335,7 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     assert "held out: 0.100 to 0.700" in page, "the legend of the picture"
     assert "its 95 % interval (20 items)" in page
     assert (
-        "1 evaluations failed; the last one: evaluate() raised ValueError: &lt;no items&gt;" in page
+        "1 failed, the last one at step 15: evaluate() raised ValueError: &lt;no items&gt;" in page
     )
     look = SimpleNamespace(run_dir=folder, trainer_health=None, process_states={})
     health = RunHealth(word="healthy", evidence=["it learns"])

@@ -66,7 +66,9 @@ def test_no_environment_is_dead_that_gave_a_usable_group(
 
 
 def dead(name: str, reasons: dict[str, int]) -> DeadEnvironment:
-    return DeadEnvironment(name, f"{name}.py", Path(f"env_{name}.log"), 6, reasons)
+    return DeadEnvironment(
+        name, f"{name}.py", f"environment-{name}", Path(f"env_{name}.log"), 6, reasons
+    )
 
 
 def test_the_error_names_count_reason_and_next_step() -> None:

@@ -16,7 +16,9 @@ from prefect.exceptions import TerminationSignal
 from flows import attempts, launch, training_run
 from flows.stop_requests import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
+from lachesis.base.json_lines import read_json_lines
 from lachesis.config import run_config as run_config
+from lachesis.runs.evaluation_results import describe_evaluation_faults, summarize_failures
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
@@ -209,8 +211,16 @@ def evaluating(
     log = store.dir(record.run_id).get_log_file("trainer")
     argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
+    raising = "print('Traceback'); print('ValueError: no items'); raise SystemExit(1)"
+    before = ServiceSpec(
+        "evaluate-before",
+        [sys.executable, "-S", "-c", raising],
+        log=log.with_name("evaluate_before.log"),
+        cwd=log.parent,
+        log_command="lachesis logs RUN evaluate_before",
+    )
     after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
-    plan = SimpleNamespace(evaluations={"after": after}, services=[trainer])
+    plan = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
     monkeypatch.setattr(training_run, "wait_for_end", wait_for_end.fn)
 
     def evaluate(require_wanted: Callable[[], None]) -> None:
@@ -219,6 +229,7 @@ def evaluating(
             group=group,
             store=store,
             run_id=record.run_id,
+            record=record,
             folder=store.dir(record.run_id),
             env_ids={},
             check_stop_request=lambda: None,
@@ -236,6 +247,33 @@ def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
     evaluate(lambda: None)
     assert not group.is_running("evaluate-after")
     assert group.is_running("trainer")
+
+
+def test_evaluations_that_fail_are_counted_with_their_reasons(
+    evaluating: Any, tmp_path: Path
+) -> None:
+    """Before and after training too; every place that shows evaluations shows them."""
+    evaluating[0](lambda: None)
+    (record_file,) = tmp_path.rglob("run.json")
+    folder = RunDir(record_file.parents[1], record_file.parent.name)
+    failures = read_json_lines(folder.failed_evaluations)
+    assert [(failure["step"], failure["reason"]) for failure in failures] == [
+        (
+            0,
+            "before training: evaluate-before exited with code 1; its last line: ValueError: no "
+            "items; `lachesis logs RUN evaluate_before` shows its log",
+        ),
+        (
+            RunStore(tmp_path).load(folder.path.name).total_steps,
+            "after training: evaluate-after has not ended after 0 s; see "
+            f"{folder.get_log_file('trainer')}",
+        ),
+    ]
+    summary = summarize_failures(folder)
+    assert summary is not None
+    assert summary["failed"] == 2
+    assert "2 failed" in describe_evaluation_faults(summary)
+    assert "after training: evaluate-after has not ended" in describe_evaluation_faults(summary)
 
 
 def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:

@@ -1,0 +1,37 @@
+"""Check numbers of the command line, as types of `argparse`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from lachesis.base.errors import shorten
+
+MAX_PORT = 65_535
+# The largest whole number that JSON and JavaScript hold exactly.
+MAX_SEED = 2**53 - 1
+
+
+def make_integer_type(low: int, high: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number from `low` to `high`."""
+
+    def read_integer(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{shorten(repr(text), 60)}; allowed: a whole number from {low} to {high}"
+            )
+        return value
+
+    return read_integer
+
+
+PORT = make_integer_type(1, MAX_PORT)
+SEED = make_integer_type(0, MAX_SEED)
+NUM_STEPS = make_integer_type(1, 10_000_000)
+NUM_LINES = make_integer_type(1, 1_000_000)
+NUM_GROUPS = make_integer_type(1, 10_000)
+GROUP_SIZE = make_integer_type(1, 1024)

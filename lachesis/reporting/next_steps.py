@@ -1,0 +1,98 @@
+"""Choose what can be done with a run now, as commands or calls of the asking user interface.
+
+Each step that is offered works: no resume that a used-up budget refuses, and the log of the process
+that can tell something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lachesis.base.errors import LachesisError
+from lachesis.catalog.describe import get_name_or_file
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.invalid_groups import ALL_INVALID
+from lachesis.runs.run_dir import RunDir, shorten_service_name
+from lachesis.runs.run_record import RunRecord
+
+# Next steps as shell commands. Another user interface has its own texts for the same keys.
+NEXT_STEP_COMMANDS = {
+    "status": "lachesis status {run}",
+    "logs": "lachesis logs {run} {service}",
+    "stop": "lachesis stop {run}",
+    "resume": "lachesis resume {run}",
+    "raise_budget": "lachesis resume {run} --set limits.{limit}={value}",
+    "check": "lachesis env check {environment}",
+    "results": "lachesis results {run}",
+    "weights": "lachesis weights {run} --to DIR",
+    "report": "lachesis report {run}",
+}
+KEYS_BY_STATUS = {"completed": ["results", "report", "weights"], "pending": ["status", "stop"]}
+
+
+def list_next_steps(
+    record: RunRecord, run_dir: RunDir, last_step: Mapping[str, Any], templates: Mapping[str, str]
+) -> list[str]:
+    """Return the next steps in the order in which a user would take them.
+
+    Args:
+        record: The run.
+        run_dir: Its folder.
+        last_step: The metrics of its last step.
+        templates: The text for each key of `NEXT_STEP_COMMANDS`; a missing one is left out.
+    """
+    values = {
+        "run": record.run_id,
+        "service": _choose_service(record),
+        "environment": get_name_or_file(record.environment, record.environment_file),
+    }
+    keys = KEYS_BY_STATUS.get(record.status, ["status", "logs", "stop"])
+    if record.has_ended and record.status != "completed":
+        resume_key, resume_values = _choose_resume(record, run_dir, last_step)
+        values |= resume_values
+        keys = _list_keys_after_end(record, run_dir, resume_key)
+    return [templates[key].format(**values) for key in keys if key in templates]
+
+
+def _list_keys_after_end(record: RunRecord, run_dir: RunDir, resume_key: str) -> list[str]:
+    is_offered = {
+        "logs": record.status == "failed",
+        resume_key: bool(resume_key),
+        "results": True,
+        "report": True,
+        "weights": bool(Checkpoints(run_dir.checkpoints).list_intact()),
+    }
+    return [key for key, offered in is_offered.items() if offered]
+
+
+def _choose_service(record: RunRecord) -> str:
+    """Return the process whose log tells most: the one that failed or stands still."""
+    stalled_part = (record.stall or {}).get("part", "")
+    if record.failed_service:
+        service = record.failed_service
+    elif stalled_part in record.services:
+        service = stalled_part
+    else:
+        service = "trainer"
+    return shorten_service_name(service)
+
+
+def _choose_resume(
+    record: RunRecord, run_dir: RunDir, last_step: Mapping[str, Any]
+) -> tuple[str, dict[str, str]]:
+    """Return the key of the step that lets an ended run go on, or an empty one, and its values."""
+    if record.stop_reason == ALL_INVALID:
+        return "check", {}
+    try:
+        Checkpoints(run_dir.checkpoints).find_resumable()
+        limits = RunConfig.from_yaml(run_dir.config).limits
+    except LachesisError:
+        return "", {}
+    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
+    exceeded = find_exceeded_limit(limits, usage)
+    if exceeded is None:
+        return "resume", {}
+    return "raise_budget", {"limit": exceeded.field, "value": exceeded.propose_limit()}

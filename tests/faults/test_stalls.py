@@ -1,0 +1,95 @@
+"""A run that stands still: the part is named, at once and wherever the run is shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.agent.registry import CallContext
+from lachesis.agent.session import AgentSession
+from lachesis.agent.tools import TOOLS
+from lachesis.monitor.tick import Monitor
+from tests.faults.world import ROOT, Run, World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
+STALL_AFTER_S = 5
+STEADY = (Path(__file__).parent / "steady.py").read_text().splitlines()
+
+
+def lachesis(world: World, *words: str) -> Any:
+    command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
+    ended = subprocess.run(command, env=world.env(), capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def find_stall(world: World, run: Run) -> dict[str, str] | None:
+    Monitor(world.store).tick()
+    return run.record.stall
+
+
+@pytest.mark.parametrize(
+    ("mode", "function"), [("blocks", "_verify_slowly"), ("locks", "_verify_by_pattern")]
+)
+def test_a_blocked_event_loop_is_named_with_its_line(
+    world: World, row: Callable[..., None], mode: str, function: str
+) -> None:
+    """`blocks` sleeps without an await; `locks` keeps all threads of the process from running."""
+    run = world.start(mode=mode, stall_after_s=STALL_AFTER_S)
+    run.reach("running")
+    session = AgentSession("matrix")
+    context = CallContext(session)
+
+    def check_status() -> Any:
+        return TOOLS["rl_check_status"].run_safely(context, {"run_id": run.run_id})[0]
+
+    assert "rate_limited" not in check_status()
+    blocked_at = time.monotonic()
+    stall = world.wait(lambda: find_stall(world, run), 90, "the stall", poll_s=1.0)
+    noticed_s = time.monotonic() - blocked_at
+    line = next(
+        number for number, text in enumerate(STEADY, 1) if f"  # where `{mode}` stands" in text
+    )
+    world.wait(
+        lambda: f"steady.py:{line}" in (find_stall(world, run) or stall)["evidence"],
+        30,
+        "the line",
+        poll_s=1.0,
+    )
+    stall = run.record.stall
+    assert stall is not None
+    assert stall["part"] == "environment"
+    assert "blocked for" in stall["evidence"]
+    assert f"in {function}() at" in stall["evidence"]
+    told = check_status()
+    assert "rate_limited" not in told, "a stall is told at once"
+    assert told["health"]["stalled"]["part"] == "environment"
+    assert told["progress"]["eta_seconds"] is None
+    assert "continues by itself" not in check_status()["message"]
+    _check_shown(world, run)
+    row(
+        fault=f"the verifier {mode} the event loop",
+        phase="running",
+        expected="stalled in environment, its line, everywhere",
+        seen=stall["evidence"].rpartition(" at ")[2].partition(";")[0].rpartition("/")[2],
+        noticed=f"{noticed_s:.0f}",
+        kept=run.kept(),
+    )
+    run.stop(now=True)
+
+
+def _check_shown(world: World, run: Run) -> None:
+    """Each place that shows the word shows the stall."""
+    (entry,) = [one for one in lachesis(world, "runs")["runs"] if one["run_id"] == run.run_id]
+    assert entry["stalled"].startswith("stalled in environment since ")
+    for command in ("status", "results"):
+        assert lachesis(world, command, run.run_id)["health"]["stalled"]["part"] == "environment"
+    (page, *_) = lachesis(world, "report", run.run_id)["files"]
+    assert "stalled in environment" in Path(page).read_text()
