@@ -22,6 +22,7 @@ import time
 from deployments.log_capture import capture_output
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.uvicorn_internals import wrap_served_apps
+from lachesis.orchestration.prefect_internals import lock_sqlite_at_begin
 
 # Maximum size of a request: an artifact, or a batch of log lines.
 MAX_REQUEST_BYTES = 50_000_000
@@ -55,6 +56,7 @@ def _guard_app(app: ASGIApp, host: str) -> HttpGuard:
 if __name__ == "__main__":
     capture_output("server")
     wrap_served_apps(_guard_app)
+    lock_sqlite_at_begin()
     gc.disable()
     threading.Thread(target=_collect_garbage, daemon=True, name="garbage").start()
     sys.argv[1:1] = ["server", "start"]

@@ -1,10 +1,11 @@
-"""Use private parts of Prefect's runner, for which it has no public function.
+"""Use private parts of Prefect, for which it has no public function.
 
 stop_claiming_runs         `Runner.stop()` also kills the flow processes, without their `finally`
 restart_cancellation_poll  the runner's own poll ends for good after three failures
 list_running_ids           a cancelled run without a process has nobody who would end it
 cancel_run                 `Runner.stop()` cancels the runs one after the other, up to 30 s each
 keep_final_states          a cancellation marks a run as cancelled that has just completed
+lock_sqlite_at_begin       the server's transactions fail with "database is locked"
 
 Everything here was written for version `PREFECT_VERSION`; a test fails when another one is
 installed, so that somebody compares this module with it.
@@ -20,8 +21,11 @@ import httpx
 from prefect.exceptions import PrefectException
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from prefect.client.schemas.objects import FlowRun
     from prefect.runner import Runner
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 log = logging.getLogger(__name__)
 PREFECT_VERSION = "3.8.8"
@@ -85,3 +89,23 @@ def keep_final_states(runner: Runner) -> None:
 
     setattr(manager, "cancel", cancel_unless_final)  # noqa: B010
     setattr(manager, "_finalize_cancelled_state", finalize_unless_final)  # noqa: B010
+
+
+def lock_sqlite_at_begin() -> None:
+    """Let each transaction of the server in this process take SQLite's write lock when it begins.
+
+    One that takes the lock at its first write is refused at once, without waiting, if another one
+    has written since its first read; many are at the start of a server that removes old events.
+    At its beginning a transaction waits for the lock as long as the server's busy timeout allows,
+    one minute (https://www.sqlite.org/isolation.html).
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin_transaction = AioSqliteConfiguration.begin_transaction
+
+    def begin_with_lock(
+        self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
+    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+        return begin_transaction(self, session, with_for_update=True)
+
+    setattr(AioSqliteConfiguration, "begin_transaction", begin_with_lock)  # noqa: B010

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import pytest
 from prefect._internal.observers import FlowRunCancellingObserver
 from prefect.runner import Runner
 from prefect.runner._cancellation_manager import CancellationManager
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+from sqlalchemy import text
 
 from lachesis.orchestration import prefect_internals
 
@@ -46,3 +52,21 @@ async def test_a_server_that_is_away_at_the_end_of_a_cancellation_does_not_end_t
     prefect_internals.keep_final_states(SimpleNamespace(_cancellation_manager=manager))  # type: ignore[arg-type]
     flow_run = SimpleNamespace(id="0", name="a run", state=None)
     assert await manager._finalize_cancelled_state(flow_run) is False
+
+
+async def test_a_transaction_of_the_server_takes_the_write_lock_when_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    original = AioSqliteConfiguration.begin_transaction
+    monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", original)
+    prefect_internals.lock_sqlite_at_begin()
+    database = AioSqliteConfiguration(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")
+    async with await database.session(await database.engine()) as session:
+        async with database.begin_transaction(session):
+            assert SQLITE_BEGIN_MODE.get() == "IMMEDIATE"
+            await session.execute(text("SELECT 1"))
+            with (
+                closing(sqlite3.connect(tmp_path / "a.db", timeout=0.1)) as other,
+                pytest.raises(sqlite3.OperationalError, match="database is locked"),
+            ):
+                other.execute("BEGIN IMMEDIATE")
