@@ -25,14 +25,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.matrix]
 SET_FIELDS = {"total_steps": 40, "pause_s": 0.05, "max_batches_offpolicy": 2, "loss_fn": "dro"}
 
 
-@pytest.fixture(scope="module")
-def ended_run(world: World) -> Run:
-    """A run that was stopped after several checkpoints."""
-    run = world.start(**SET_FIELDS)
-    run.reach("running")
-    run.advances(4)
-    run.stop()
-    return run
+MADE: list[Run] = []
+
+
+@pytest.fixture
+def ended_run(world: World, in_world: None) -> Run:
+    """A run that was stopped after several checkpoints; one for all tests of the module."""
+    if not MADE:
+        run = world.start(**SET_FIELDS)
+        run.reach("running")
+        run.advances(4)
+        run.stop()
+        MADE.append(run)
+    return MADE[0]
 
 
 def run_in_shell(world: World, command: str, folder: Path) -> subprocess.CompletedProcess[str]:

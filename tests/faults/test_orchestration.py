@@ -74,18 +74,22 @@ def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[...,
     deployment = api.read_deployment("launch-training", "local")
     assert deployment is not None
     path = f"/deployments/{deployment['id']}/schedules"
-    nightly = {"schedule": {"cron": "0 3 * * *", "timezone": "UTC"}, "active": False}
-    made: Any = api._request("POST", path, [nightly])
-    try:
+    cron = {"cron": "0 3 * * *", "timezone": "UTC"}
+    api._request("POST", path, [{"schedule": cron, "active": False}])
+
+    def find_nightly() -> list[Any]:
+        schedules: Any = api._request("GET", path)
+        return [one for one in schedules if one["schedule"].get("cron") == cron["cron"]]
+
+    for _ in range(2):
         world.restarts += 1
         runner = world.part("runner")
         world.strike(runner, TERM)
-        world.wait(lambda: world.part("runner") != runner, 90, "another runner")
+        world.wait(lambda pid=runner: world.part("runner") != pid, 90, "another runner")
         world.serve()
-        schedules: Any = api._request("GET", path)
-        assert made[0]["id"] in {schedule["id"] for schedule in schedules}
-    finally:
-        api._request("DELETE", f"{path}/{made[0]['id']}")
+        (schedule,) = find_nightly()
+        assert schedule["active"] is False
+    api._request("DELETE", f"{path}/{schedule['id']}")
     row(fault="runner SIGTERM", phase="a schedule by hand", expected="it stays", seen="it stays")
 
 

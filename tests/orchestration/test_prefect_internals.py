@@ -61,12 +61,12 @@ async def test_a_transaction_of_the_server_takes_the_write_lock_when_it_begins(
     monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", original)
     prefect_internals.lock_sqlite_at_begin()
     database = AioSqliteConfiguration(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")
-    async with await database.session(await database.engine()) as session:
-        async with database.begin_transaction(session):
-            assert SQLITE_BEGIN_MODE.get() == "IMMEDIATE"
-            await session.execute(text("SELECT 1"))
-            with (
-                closing(sqlite3.connect(tmp_path / "a.db", timeout=0.1)) as other,
-                pytest.raises(sqlite3.OperationalError, match="database is locked"),
-            ):
-                other.execute("BEGIN IMMEDIATE")
+    session = await database.session(await database.engine())
+    async with session, database.begin_transaction(session):
+        assert SQLITE_BEGIN_MODE.get() == "IMMEDIATE"
+        await session.execute(text("SELECT 1"))
+        with (
+            closing(sqlite3.connect(tmp_path / "a.db", timeout=0.1)) as other,
+            pytest.raises(sqlite3.OperationalError, match="database is locked"),
+        ):
+            other.execute("BEGIN IMMEDIATE")
