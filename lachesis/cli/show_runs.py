@@ -135,9 +135,8 @@ def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
         newest_point = curve[-1]
         share = describe_accuracy(
             newest_point["percent_correct"],
-            newest_point["items"],
-            newest_point["low"],
-            newest_point["high"],
+            # An evaluation need not tell how many items it has.
+            *(newest_point.get(name) for name in ("items", "low", "high")),
         )
         if len(curve) > 1:
             line = f"  {draw_sparkline([point['percent_correct'] for point in curve])}"

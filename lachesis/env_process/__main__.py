@@ -95,7 +95,8 @@ def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
     rollout_counters = None
     inference_server = atropos_patches.install_inference_token()
     if command == "run" and inference_server:
-        evaluation_hooks.install_evaluation_hooks(inference_server[0])
+        evaluation_hooks.install_evaluation_hooks()
+        scheduled_evaluation.install_evaluate_command(inference_server[0])
     if command == "inference-test":
         rollout_counters = inference_test.install_inference_test(
             json.loads(Path(options.pop(0)).read_text())

@@ -32,6 +32,8 @@ class EvaluationRun:
     answered_texts: set[str] = field(default_factory=set)
     """Each of these prompts followed by an answer to it."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    is_logged: bool = False
+    """Whether the environment has called `evaluate_log`."""
     pinned_servers: dict[int, list[Any]] = field(default_factory=dict)
 
     def get_pinned_servers(self, servers: list[Any]) -> list[Any]:
@@ -133,16 +135,11 @@ def _get_prompt(options: Mapping[str, Any]) -> tuple[Any, ...] | str:
     return str(options.get("prompt"))
 
 
-def install_evaluation_hooks(server_url: str) -> None:
-    """Patch Atropos to record the requests, items and metrics of `evaluate()`.
-
-    Args:
-        server_url: The URL of the run's inference server.
-    """
+def install_evaluation_hooks() -> None:
+    """Patch Atropos to record the requests, items and metrics of `evaluate()`."""
     _install_server_choice()
     _install_request_recorder()
     _install_result_recorder()
-    _install_command_recorder(server_url)
 
 
 def _install_server_choice() -> None:
@@ -195,27 +192,10 @@ def _install_result_recorder() -> None:
     ) -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
+            evaluation_run.is_logged = True
             metrics = {**metrics, "eval/items": metrics.get("eval/items", evaluation_run.num_items)}
         # Atropos would write into the current folder without one.
         if self.config.data_dir_to_save_evals is not None:
             await original(self, metrics, *values, **options)
 
     BaseEnv.evaluate_log = evaluate_log
-
-
-def _install_command_recorder(server_url: str) -> None:
-    """Record evaluations that Atropos's `evaluate` command starts, as those of training are.
-
-    Such an evaluation samples from the weights that the command's configuration names.
-    """
-    from atroposlib.envs.base import BaseEnv
-
-    original = BaseEnv._run_evaluate
-
-    @functools.wraps(original)
-    async def _run_evaluate(self: BaseEnv) -> None:
-        # A context variable, because requests of training may run beside those of an evaluation.
-        current_evaluation.set(EvaluationRun(server_url))
-        await original(self)
-
-    BaseEnv._run_evaluate = _run_evaluate

@@ -201,6 +201,28 @@ async def _call_evaluate(env: BaseEnv, evaluation_run: EvaluationRun) -> None:
         )
 
 
+def install_evaluate_command(server_url: str) -> None:
+    """Let Atropos' `evaluate` command record an evaluation as those of training are recorded.
+
+    It samples from the weights that the command's configuration names. Metrics that `evaluate()`
+    returns or collects are logged for it.
+
+    Args:
+        server_url: The URL of the run's inference server.
+    """
+    from atroposlib.envs.base import BaseEnv
+
+    async def _run_evaluate(env: BaseEnv) -> None:
+        evaluation_run = EvaluationRun(server_url)
+        current_evaluation.set(evaluation_run)
+        await env.setup()
+        await _call_evaluate(env, evaluation_run)
+        if evaluation_run.metrics and not evaluation_run.is_logged:
+            await env.evaluate_log(evaluation_run.metrics)
+
+    BaseEnv._run_evaluate = _run_evaluate
+
+
 def _get_eval_metrics(env: BaseEnv) -> list[Any]:
     """Return the list in which the environment collects metrics for its next log.
 

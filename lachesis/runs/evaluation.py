@@ -21,7 +21,7 @@ def read_evaluation(folder: Path) -> dict[str, float]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunStateError(
             f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
-            "call evaluate_log()"
+            "return its metrics or call evaluate_log(metrics)"
         ) from error
     numbers = {
         key: float(value)

@@ -20,7 +20,12 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from lachesis.base.errors import ProcessExitedError, list_error_codes, shorten
+from lachesis.base.errors import (
+    ProcessExitedError,
+    RLEnvironmentError,
+    list_error_codes,
+    shorten,
+)
 from lachesis.base.files import read_last_lines
 from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.process import ServiceSpec
@@ -291,6 +296,9 @@ def _find_cause(last_lines: str) -> str:
         return "; it wrote nothing"
     # What an environment has loaded may write a little more after the cause.
     for line in reversed(lines[-MAX_LINES_AFTER_CAUSE:]):
-        if line.partition(": ")[0] in list_error_codes():
+        code, _, cause = line.partition(": ")
+        if code == RLEnvironmentError.code:  # The name of the process says it already.
+            return f": {cause}"
+        if code in list_error_codes():
             return f": {line}"
     return f"; its last line: {shorten(lines[-1], MAX_LINE_CHARS)}"

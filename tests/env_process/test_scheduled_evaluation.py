@@ -47,7 +47,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, 
         ]
         with monkeypatch.context() as patched:
             patched.setattr(ServerManager, "servers", None, raising=False)
-            evaluation_hooks.install_evaluation_hooks(ours.url.removesuffix("/v1"))
+            evaluation_hooks.install_evaluation_hooks()
+            module.install_evaluate_command(ours.url.removesuffix("/v1"))
             yield ServerManager(configs), ours, judge
 
 
@@ -384,3 +385,34 @@ async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
     trainer.offer = lambda: None
     await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
     assert trainer.reports == []
+
+
+async def _return(env: Env) -> dict[str, float]:
+    return {"eval/accuracy": 1.0}
+
+
+async def _log(env: Env) -> None:
+    await env.evaluate_log({"eval/accuracy": 1.0})
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("work", [_return, _append, _append_after_a_log, _log])
+async def test_before_and_after_training_metrics_are_given_as_during_it(work: Any) -> None:
+    """By Atropos' `evaluate` command, which itself would drop what `evaluate()` returns."""
+
+    class Logged(Env):
+        def __init__(self) -> None:
+            super().__init__(work)
+            self.logged: list[dict[str, Any]] = []
+
+        async def setup(self) -> None:
+            self.is_set_up = True
+
+        async def evaluate_log(self, metrics: dict[str, Any]) -> None:
+            self.logged.append(metrics)
+            await super().evaluate_log(metrics)
+
+    env = Logged()
+    await BaseEnv._run_evaluate(env)  # type: ignore[arg-type]
+    assert env.is_set_up
+    assert env.logged == [{"eval/accuracy": 1.0}]

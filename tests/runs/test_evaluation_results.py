@@ -267,6 +267,19 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
     assert actual["cost_usd"] == 1.5
 
 
+def test_a_result_without_a_number_of_items_is_shown(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, "0123abcd")
+    run_dir.path.mkdir()
+    MetricsFile(run_dir.metrics).append(5, {"eval/step": 4, "eval/percent_correct": 0.5})
+    steps = MetricsFile(run_dir.metrics).read()
+    record = make_record(status="completed", evaluation={"after": {"eval/percent_correct": 0.625}})
+    status = build_run_status(record, run_dir, steps, ui_url=None, queue=None, warning=None)
+    assert "0.625 at step" in printed(show_runs.render_status(status.to_payload()))
+    results = build_run_results(record, run_dir, steps)
+    assert "after 0.625" in printed(show_runs.render_results(results.to_payload()))
+    assert "<p>Evaluations" not in write_report(record, run_dir, results, tmp_path)[0].read_text()
+
+
 def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
     counts = {"written_at": time.time() + 60, "eval_blocked_s": 31.24}
     folder.get_counters_file("environment").write_text(json.dumps(counts))
