@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -296,10 +297,11 @@ def _run_child(
 
 
 def _make_import_error(file: str, answer: dict[str, Any]) -> EnvironmentLoadError:
-    reason = redact(answer["error"])
+    """Return the error of a file that raised, on one line; `details` has the traceback."""
+    message = f"{file} cannot be imported: {redact(answer['error'])}"
     if answer.get("advice"):  # A missing package needs no traceback.
-        return EnvironmentLoadError(f"{file} cannot be imported: {reason}\n{answer['advice']}")
-    traceback = redact(answer["traceback"])
+        return EnvironmentLoadError(f"{message}; {answer['advice']}")
+    command = shlex.join([find_interpreter(Path(file)), file])
     return EnvironmentLoadError(
-        f"{file} cannot be imported: {reason}\n{traceback}", traceback=traceback
+        f"{message}; `{command}` shows the traceback", traceback=redact(answer["traceback"])
     )

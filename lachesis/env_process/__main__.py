@@ -182,7 +182,8 @@ def write_answer(
     try:
         result = handler(file, json.loads(sys.stdin.read() or "{}"))
     except BaseException as error:  # An environment may raise SystemExit while it is imported.
-        result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        reason = describe_exception(error, str(file))
+        result = {"error": reason, "traceback": traceback.format_exc()}
         result["advice"] = requirements.get_import_advice(file, error)
     temporary = out.with_suffix(".part")
     temporary.write_text(json.dumps(result))

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,8 +59,7 @@ class LoopWatch:
         self._written_at: float | None = None
         header = f"{threading.get_ident():#018x} {environment_folder}\n".encode()
         self._header_size = len(header)
-        self._stack_file = stack_file.open("wb", buffering=0)
-        self._stack_file.write(header)
+        self._stack_file = _create_file(stack_file, header)
         counters.write()
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
@@ -127,3 +127,13 @@ class LoopWatch:
         if os.fstat(self._stack_file.fileno()).st_size > self._header_size:
             self._stack_file.truncate(self._header_size)
             self._stack_file.seek(self._header_size)
+
+
+def _create_file(file: Path, content: bytes) -> FileIO:
+    """Create a file with this content; on a full disk return one that takes no content."""
+    try:
+        opened = FileIO(file, "w")
+        opened.write(content)
+        return opened
+    except OSError:
+        return FileIO(os.devnull, "w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -113,7 +114,8 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached(
     ]
 
 
-def test_an_import_that_raises_is_shown_with_its_traceback(tmp_path: Path) -> None:
+def test_an_import_that_raises_is_told_on_one_line(tmp_path: Path) -> None:
+    """With the place in the file, and a command that shows the traceback."""
     write(
         tmp_path,
         bad="print('noise')\nraise RuntimeError('no data')\n"
@@ -122,9 +124,13 @@ def test_an_import_that_raises_is_shown_with_its_traceback(tmp_path: Path) -> No
     )
     with pytest.raises(
         EnvironmentLoadError,
-        match=r"(?s)cannot be imported: RuntimeError: no data.*line 2, in <module>",
-    ):
+        match=r"cannot be imported: RuntimeError at [\w.]+:2: no data; `.+` shows the traceback$",
+    ) as raised:
         describe.load_schema(describe.find_environment("bad", [tmp_path]))
+    command = shlex.split(raised.value.message.split("`")[1])
+    shown = subprocess.run(command, capture_output=True, text=True, cwd="/").stderr
+    assert shown.endswith("RuntimeError: no data\n")
+    assert raised.value.details["traceback"].endswith("RuntimeError: no data\n")
 
 
 def test_an_import_that_ends_the_process_is_told(tmp_path: Path) -> None:

@@ -145,3 +145,10 @@ async def test_the_time_for_which_an_evaluation_blocks_is_counted(
     await cls().env_manager()
     assert 1.2 < counters.counts["eval_blocked_s"] < 5
     assert json.loads(counters.file.read_text())["eval_blocked_s"] > 1.2
+
+
+def test_a_stack_that_cannot_be_written_does_not_end_the_environment(tmp_path: Path) -> None:
+    counters = RolloutCounters(tmp_path / "environment.json")
+    LoopWatch(counters, tmp_path / "absent" / "environment.stack", tmp_path)
+    assert counters.file.is_file()
+    assert find_blocked_line([counters.file]) is None

@@ -457,3 +457,20 @@ def test_an_advised_run_is_like_the_one_that_needs_it(store: RunStore) -> None:
         "learning_rate": "0.0005",
     }
     assert trained[2:5] == ["arithmetic", "--model", "tiny"]
+
+
+@pytest.mark.parametrize("status", ["pending", "failed", "stopped"])
+def test_next_steps_of_a_run_without_a_step_work(store: RunStore, status: str) -> None:
+    """One that waits has no log yet, and one that failed at its start has a report."""
+    ended_at = None if status == "pending" else now_iso()
+    make(store, status=status, ended_at=ended_at, failed_service="engine", error="no model")
+    service = LachesisService(store.home)
+    steps = service.get_status(RUN).next_steps
+    assert (f"lachesis logs {RUN} engine" in steps) == (status == "failed")
+    assert (f"lachesis resume {RUN}" in steps) == (status != "pending")
+    for command in steps:
+        args = build_parser().parse_args(shlex.split(command)[1:])
+        if args.command in ("stop", "logs", "report"):
+            WORKED.discard(command)
+            require_works(command, service)
+    assert service.get_results(RUN).to_payload()["next_steps"]
