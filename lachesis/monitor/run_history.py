@@ -132,7 +132,10 @@ class RunFacts:
             for name, _, value in (edit.partition("=") for edit in edits)
             if name in self.tunable_fields
         )
-        return f"`{shlex.join([*argv, *format_edits(allowed_edits, self.set_fields)])}`"
+        settings = format_edits(
+            allowed_edits, self.set_fields, from_checkpoint=start_from is not None
+        )
+        return f"`{shlex.join([*argv, *settings])}`"
 
     def advise_training(self, *edits: AdvisedEdit, start_from: int | None = None) -> str:
         """Return the command that starts a new run and its effect, as a sentence.

@@ -99,16 +99,21 @@ def find_source(store: RunStore, reference: str) -> ForkSource:
     return ForkSource(record, run_dir, manifest)
 
 
-def format_edits(edits: Mapping[str, str], set_fields: Mapping[str, Any]) -> list[str]:
+def format_edits(
+    edits: Mapping[str, str], set_fields: Mapping[str, Any], *, from_checkpoint: bool = False
+) -> list[str]:
     """Return the options of `lachesis train` that set what a run has set, and the edits, which have
     priority.
+
+    Supervised fine-tuning, which the weights of a checkpoint have had, is not repeated.
     """
-    edited_names = {name.rpartition(".")[2] for name in edits}
+    # Further environments are options of their own.
+    left_out = {"mixture", *(name.rpartition(".")[2] for name in edits)}
     settings = {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in set_fields.items()
-        # Further environments are options of their own.
-        if name.rpartition(".")[2] not in {"mixture", *edited_names}
+        if name.rpartition(".")[2] not in left_out
+        and not (from_checkpoint and name.startswith("tinker.sft_"))
     }
     return [
         option
@@ -120,7 +125,6 @@ def format_edits(edits: Mapping[str, str], set_fields: Mapping[str, Any]) -> lis
 def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     """Return the end of an error message: how to start a new run with other values of `fields`."""
     environment = get_name_or_file(record.environment, record.environment_file)
-    edits = format_edits({name: "VALUE" for name in fields}, record.set_fields)
     mixture = RunConfig.from_yaml(run_dir.config).env.mixture
     mixture_options = [
         part
@@ -129,6 +133,9 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     ]
     profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
     newest = Checkpoints(run_dir.checkpoints).find_newest()
+    edits = format_edits(
+        {name: "VALUE" for name in fields}, record.set_fields, from_checkpoint=bool(newest)
+    )
     if newest:
         source = f"{record.run_id}@{newest.step}"
         source_options, start = ["--from", source], f'start_from="{source}"'

@@ -459,6 +459,18 @@ def test_an_advised_run_is_like_the_one_that_needs_it(store: RunStore) -> None:
     assert trained[2:5] == ["arithmetic", "--model", "tiny"]
 
 
+def test_an_advised_run_from_a_checkpoint_does_not_repeat_the_fine_tuning(store: RunStore) -> None:
+    make(store, set_fields={"tinker.sft_file": "/a.jsonl", "tinker.sft_epochs": 2, "env.x": 1})
+    write_steps(store, FAULTS["the reward falls"])
+    assert "--set tinker.sft_file=/a.jsonl --set tinker.sft_epochs=2" in advice_of(store)[1][0]
+    Checkpoints(store.dir(RUN).checkpoints).write(
+        Manifest(step=20, state="tinker://s", sampler_weights="tinker://w")
+    )
+    advice = advice_of(store)[1][0]
+    assert "sft" not in advice
+    assert "--set env.x=1" in advice
+
+
 @pytest.mark.parametrize("status", ["pending", "failed", "stopped"])
 def test_next_steps_of_a_run_without_a_step_work(store: RunStore, status: str) -> None:
     """One that waits has no log yet, and one that failed at its start has a report."""
