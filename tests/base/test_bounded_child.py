@@ -84,7 +84,7 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
 
 def test_an_environment_that_reads_its_input_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("name = input('your name? ')\n" + BASE)
-    with pytest.raises(EnvironmentLoadError, match="EOFError at asks.py:1: EOF when reading"):
+    with pytest.raises(EnvironmentLoadError, match=r"EOFError at asks\.py:1: EOF when reading"):
         describe.load_schema(describe.find_environment("asks", [tmp_path]))
 
 
