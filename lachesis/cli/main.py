@@ -147,8 +147,8 @@ def _add_logs(logs: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "service",
         nargs="?",
-        help="trainer, env, api, engine or env-NAME (default: the process that failed, else "
-        "trainer)",
+        help="trainer, env, env-NAME, api, engine, evaluate_before or evaluate_after (default: the "
+        "process that failed, else trainer)",
     )
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"

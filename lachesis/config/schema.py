@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lachesis.base.number_types import MAX_SEED
 from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
 
@@ -179,7 +180,7 @@ class TinkerSection(Section):
     """Examples per update on that file."""
     sft_learning_rate: float = Field(1e-4, gt=0, lt=1)
     """Adam's learning rate for that file."""
-    seed: int = Field(0, ge=0, le=2**53 - 1)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
     """Seed of the adapter's initialisation and, on the embedded engine, of sampling."""
     wandb_project: str = Field("atropos-tinker", min_length=1)
     """W&B project of the run."""

@@ -19,7 +19,6 @@ its groups carry that name, if several environments feed a run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -79,15 +78,15 @@ def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> N
     name = os.environ.get("LACHESIS_ENVIRONMENT", "")
     if name:
         atropos_patches.label_groups(name)
+    counters_file = Path(os.environ["LACHESIS_COUNTERS_FILE"])
+    rollout_counters = counters.RolloutCounters(counters_file)
+    watch = loop_watch.LoopWatch(rollout_counters, counters_file.with_suffix(".stack"), file.parent)
     evaluation_client = None
     if inference_server:
-        evaluation_client = scheduled_evaluation.EvaluationClient(*inference_server, name)
-    _instrument_environment(
-        file,
-        Path(os.environ["LACHESIS_COUNTERS_FILE"]),
-        Path(os.environ["LACHESIS_POSITION_FILE"]),
-        evaluation_client,
-    )
+        evaluation_client = scheduled_evaluation.EvaluationClient(
+            *inference_server, name, watch.count_evaluation
+        )
+    _instrument_environment(rollout_counters, watch, evaluation_client)
 
 
 def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
@@ -135,22 +134,17 @@ def _describe_causes(error: Exception, file: Path) -> str:
 
 
 def _instrument_environment(
-    environment_file: Path,
-    counters_file: Path,
-    position_file: Path,
+    rollout_counters: counters.RolloutCounters,
+    watch: loop_watch.LoopWatch,
     evaluation_client: scheduled_evaluation.EvaluationClient | None,
 ) -> None:
     """Count what the environment's class does, track its position, and let it evaluate."""
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
-    rollout_counters = counters.RolloutCounters(counters_file)
-    watch = loop_watch.LoopWatch(
-        rollout_counters, counters_file.with_suffix(".stack"), environment_file.parent
-    )
     request_counters.install_request_counters(rollout_counters)
     start_position = dataset_position.DatasetPosition(
-        position_file, int(os.environ["LACHESIS_TRAINED_GROUPS"])
+        Path(os.environ["LACHESIS_POSITION_FILE"]), int(os.environ["LACHESIS_TRAINED_GROUPS"])
     )
 
     def cli(cls: type[BaseEnv]) -> None:
@@ -158,8 +152,7 @@ def _instrument_environment(
         rollout_counters.num_items_before = start_position.items_to_skip
         counters.install_rollout_counters(rollout_counters, cls)
         if evaluation_client is not None:
-            client = dataclasses.replace(evaluation_client, count_blocking=watch.count_evaluation)
-            client.install_schedule(cls)
+            evaluation_client.install_schedule(cls)
         watch.install(cls)
         original_cli(cls)
 

@@ -25,8 +25,9 @@ from lachesis.monitor.run_history import RunFacts, RunHealth, Step
 from lachesis.monitor.stalls import Stall
 from lachesis.orchestration.launch_inputs import (
     TINY_MODEL,
-    TINY_MODEL_ENVIRONMENTS,
     get_default_tiny_model_path,
+    is_taught_on,
+    suits_tiny_model,
 )
 from lachesis.runs.budgets import compute_budget_shares
 from lachesis.runs.checkpoints import Checkpoints
@@ -219,11 +220,10 @@ def _can_be_taught(record: RunRecord, home: Path) -> bool:
     """Return whether `lachesis model build` makes a better tiny model than this run has."""
     environments = [record.environment, *record.additional_environments]
     files = [Path(file) for file in record.environment_files.values()]
-    if set(environments) <= TINY_MODEL_ENVIRONMENTS or not all(map(_offers_examples, files)):
+    if suits_tiny_model(environments) or not all(map(_offers_examples, files)):
         return False
     model = Path(record.base_model)
-    is_taught = model.name.startswith(f"tiny-{'-'.join(environments)}-")
-    return model.parent == paths.models_dir(home) and not is_taught
+    return model.parent == paths.models_dir(home) and not is_taught_on(model, environments)
 
 
 def _offers_examples(file: Path) -> bool:

@@ -92,7 +92,7 @@ class RunFacts:
     tunable_fields: frozenset[str] = frozenset()
     """The fields that advice may set and that the profile leaves open."""
     effective_values: Mapping[str, str] = field(default_factory=dict)
-    """What the fields that advice may set amount to in this run."""
+    """Values that take effect in this run for the fields that advice may set."""
     can_be_taught: bool = False
     """Whether the base model is a tiny model of this project that was not taught the task."""
     environment_counts: Mapping[str, Any] = field(default_factory=dict)

@@ -133,14 +133,14 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
         return None
     waiting_text = f"no batch for {waited_s:.0f} s"
     counts = observation.environment_counts
-    is_patient = waited_s < _compute_patience_s(observation, phase)
+    is_wait_usual = waited_s < _compute_patience_s(observation, phase)
     if phase == "rollouts" and counts:
         # The counts are written from the environment's event loop every two seconds.
         silent_s = observation.observed_at - counts["written_at"]
-        max_silence_s = observation.limits.stall_after_s if is_patient else MAX_LOOP_SILENCE_S
+        max_silence_s = observation.limits.stall_after_s if is_wait_usual else MAX_LOOP_SILENCE_S
         if silent_s > max_silence_s:
             return _describe_silent_environment(observation, counts["written_at"], waiting_text)
-    if is_patient:
+    if is_wait_usual:
         return None
     if phase == "rollouts":
         return _explain_missing_batch(observation, since, waiting_text)

@@ -107,20 +107,24 @@ def find_taught_model(environments: Sequence[str], home: Path) -> Path | None:
 
     For `arithmetic` it is always None, because the model that knows sums is the default.
     """
-    if _suits_tiny_model(environments):
+    if suits_tiny_model(environments):
         return None
-    prefix = f"tiny-{'-'.join(environments)}-"
     digits = "[0-9a-f]" * tiny_model_build.DIGEST_DIGITS
     folders = [
         folder
         for folder in paths.models_dir(home).glob(f"tiny-*-{digits}")
-        if folder.name[: -tiny_model_build.DIGEST_DIGITS] == prefix
-        and (folder / "config.json").is_file()
+        if is_taught_on(folder, environments) and (folder / "config.json").is_file()
     ]
     return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
-def _suits_tiny_model(environments: Sequence[str]) -> bool:
+def is_taught_on(model: Path, environments: Sequence[str]) -> bool:
+    """Return whether a model's folder says that it was taught on exactly these environments."""
+    return model.name[: -tiny_model_build.DIGEST_DIGITS] == f"tiny-{'-'.join(environments)}-"
+
+
+def suits_tiny_model(environments: Sequence[str]) -> bool:
+    """Return whether the tiny model that knows sums has nothing more to be taught."""
     return set(environments) <= TINY_MODEL_ENVIRONMENTS
 
 
@@ -132,7 +136,7 @@ def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> 
     environments = list(config.build_environment_configs())
     if launch.profile != "embedded" or launch.model or launch.start_from:
         return None
-    if _suits_tiny_model(environments) or find_taught_model(environments, home):
+    if suits_tiny_model(environments) or find_taught_model(environments, home):
         return None
     words = [get_name_or_file(name) for name in environments]
     options = [part for word in words for part in ("--for", word)]

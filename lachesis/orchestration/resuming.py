@@ -68,7 +68,7 @@ def resume_ended_run(store: RunStore, record: RunRecord, limits: Json | None = N
     if record.status == "completed":
         raise RunStateError(
             f"run {run_id} has completed its {record.total_steps} steps"
-            f"{fork.advice(record, run_dir, ())}"
+            f"{fork.advice(record, run_dir, (), 'train further')}"
         )
     check_profile(record.profile, read_key_names())
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete

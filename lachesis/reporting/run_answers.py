@@ -91,9 +91,8 @@ class RunStatus(ResponseModel):
     held_out_curve: list[HeldOutPoint]
     """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """What is wrong with the evaluations: how many have `failed` before, during or after training,
-    with `last_step` and `last_reason`, and for how many `blocked_seconds` evaluations have kept
-    training from going on.
+    """Tells how many evaluations have `failed` before, during or after training, with `last_step`
+    and `last_reason`, and for how many `blocked_seconds` evaluations have delayed training.
     """
     rollouts: Json | None = None
     """Rollout counts of this attempt: `scored` and `invalid` rollouts, and, each with its count,
@@ -138,9 +137,8 @@ class RunResults(ResponseModel):
     held_out_curve: list[HeldOutPoint]
     """Results on held-out items by step: before, during and after training."""
     evaluation: Json | None = None
-    """What is wrong with the evaluations: how many have `failed` before, during or after training,
-    with `last_step` and `last_reason`, and for how many `blocked_seconds` evaluations have kept
-    training from going on.
+    """Tells how many evaluations have `failed` before, during or after training, with `last_step`
+    and `last_reason`, and for how many `blocked_seconds` evaluations have delayed training.
     """
     weights: WeightLocations
     final_metrics: Json

@@ -51,6 +51,7 @@ def _read_blocked_line(stack_file: Path) -> str | None:
         return None
     frames = [match for line in own_stacks[-1].splitlines() if (match := FRAME.match(line))]
     own_frames = [frame for frame in frames if Path(frame["file"]).is_relative_to(folder)]
-    for frame in [*own_frames, *frames]:
-        return f"{frame['function']}() at {frame['file']}:{frame['line']}"
-    return None
+    if not frames:
+        return None
+    frame = (own_frames or frames)[0]
+    return f"{frame['function']}() at {frame['file']}:{frame['line']}"

@@ -122,7 +122,9 @@ def format_edits(
     ]
 
 
-def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
+def advice(
+    record: RunRecord, run_dir: RunDir, fields: Iterable[str], purpose: str = "change other fields"
+) -> str:
     """Return the end of an error message: how to start a new run with other values of `fields`."""
     environment = get_name_or_file(record.environment, record.environment_file)
     mixture = RunConfig.from_yaml(run_dir.config).env.mixture
@@ -146,4 +148,4 @@ def advice(record: RunRecord, run_dir: RunDir, fields: Iterable[str]) -> str:
     options = [*mixture_options, *profile_options, *source_options, *edits]
     command = shlex.join(["lachesis", "train", environment, *options])
     tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
-    return f"; to change other fields, start a new run {source_text}: `{command}`, or {tool_calls}"
+    return f"; to {purpose}, start a new run {source_text}: `{command}`, or {tool_calls}"

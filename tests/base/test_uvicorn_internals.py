@@ -110,7 +110,10 @@ def test_a_slow_body_and_a_pause_between_requests_are_allowed(port: int) -> None
                 client.sendall(bytes([byte]))
             answer = b""
             while not answer.endswith(b"abcdef"):
-                answer += client.recv(1000)
+                received = client.recv(1000)
+                assert received, "the connection stays open"
+                answer += received
+            assert answer.startswith(b"HTTP/1.1 200 OK")
             time.sleep(2 * DEADLINE_S)
 
 

@@ -115,7 +115,7 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached(
 
 
 def test_an_import_that_raises_is_told_on_one_line(tmp_path: Path) -> None:
-    """With the place in the file, and a command that shows the traceback."""
+    """It has the place in the file, and a command that shows the traceback."""
     write(
         tmp_path,
         bad="print('noise')\nraise RuntimeError('no data')\n"

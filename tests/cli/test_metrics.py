@@ -12,8 +12,8 @@ import pytest
 
 from lachesis.cli import commands
 from lachesis.cli.main import build_parser
-from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 LINES = [
     {"step": 1, "time": 10.0, "reward/mean": 0.1},
@@ -28,17 +28,7 @@ LINES = [
 
 @pytest.fixture
 def run(clean_environment: Path) -> str:
-    record = RunRecord(
-        run_id="0123abcd",
-        environment="e",
-        environment_file="e.py",
-        profile="embedded",
-        base_model="m",
-        total_steps=9,
-        seed=0,
-        wandb_project="p",
-        wandb_run_name="n",
-    )
+    record = make_record()
     store = RunStore(clean_environment)
     store.create(record)
     store.dir(record.run_id).metrics.write_text("".join(json.dumps(one) + "\n" for one in LINES))

@@ -12,6 +12,7 @@ from lachesis.cli.main import main
 from lachesis.orchestration import submit
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 
 @pytest.mark.parametrize(
@@ -31,18 +32,7 @@ def test_a_run_that_ends_meanwhile_is_not_being_stopped(
 ) -> None:
     store = RunStore(clean_environment)
     store.create(
-        RunRecord(
-            run_id="0123abcd",
-            environment="sums",
-            environment_file="sums.py",
-            profile="embedded",
-            base_model="tiny",
-            total_steps=9,
-            status="running",
-            seed=0,
-            wandb_project="p",
-            wandb_run_name="n",
-        ),
+        make_record(status="running"),
         config_yaml="",
     )
 

@@ -84,7 +84,7 @@ async def test_a_group_with_an_unanswered_request_is_invalid(
 
 
 async def test_items_that_are_used_up_are_counted(tmp_path: Path) -> None:
-    """After a resume those that are passed over count too."""
+    """Those that a resume passes over count too."""
     remaining = iter([1, 2, None, 3, None])
 
     class Finite(Forgiving):

@@ -103,7 +103,7 @@ def test_a_file_without_a_stack_of_the_loop_names_no_line(tmp_path: Path, conten
 
 
 def test_the_environment_that_is_silent_for_longest_is_named(tmp_path: Path) -> None:
-    """Of a stack outside of the environment's folder the innermost frame is taken."""
+    """Its innermost frame is named where no frame is in the environment's folder."""
     for name, written_at in (("environment", 9.0), ("environment-b", 5.0)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"written_at": written_at}))
         (tmp_path / f"{name}.stack").write_text(

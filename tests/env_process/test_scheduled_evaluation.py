@@ -13,62 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atroposlib.envs.base import APIServerConfig, BaseEnv
-from atroposlib.envs.server_handling.server_baseline import APIServer
-from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis.env_process import evaluation_hooks, request_counters
+from lachesis.env_process import request_counters
 from lachesis.env_process import scheduled_evaluation as module
 from lachesis.env_process.evaluation_hooks import EvaluationRun, count_items, count_text_items
 from lachesis.env_process.scheduled_evaluation import evaluate_and_report
-from tests.endpoint import serving
+from tests.env_process.evaluated import Env, append, append_after_a_log
 from tests.patience import POLL_S
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
-    """Two servers, ours and a judge's, and a manager of both."""
-    for cls, names in (
-        (APIServer, evaluation_hooks.SAMPLING_METHODS),
-        (BaseEnv, ("evaluate_log", "_run_evaluate")),
-    ):
-        for name in names:
-            monkeypatch.setattr(cls, name, getattr(cls, name))
-    with serving() as ours, serving() as judge:
-        configs = [
-            APIServerConfig(
-                base_url=one.url,
-                api_key="k",
-                model_name="right",
-                server_type="openai",
-                health_check=False,
-            )
-            for one in (ours, judge)
-        ]
-        with monkeypatch.context() as patched:
-            patched.setattr(ServerManager, "servers", None, raising=False)
-            evaluation_hooks.install_evaluation_hooks()
-            module.install_evaluate_command(ours.url.removesuffix("/v1"))
-            yield ServerManager(configs), ours, judge
 
 
 def chat(*texts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text} for text in texts]
-
-
-class Env:
-    """An environment with one evaluation."""
-
-    def __init__(self, work: Any) -> None:
-        self.config = SimpleNamespace(data_dir_to_save_evals=None)
-        self.eval_metrics: list[Any] = [("eval/accuracy", 0.0)]
-        self.work = work
-
-    async def evaluate(self) -> Any:
-        return await self.work(self)
-
-    async def evaluate_log(self, metrics: dict[str, Any]) -> None:
-        await BaseEnv.evaluate_log(self, metrics)  # type: ignore[arg-type]
 
 
 async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> None:
@@ -148,15 +103,6 @@ async def _raise(env: Env) -> None:
     raise ValueError("no held-out items")
 
 
-async def _append(env: Env) -> None:
-    env.eval_metrics.append(("eval/accuracy", 1.0))
-
-
-async def _append_after_a_log(env: Env) -> None:
-    env.eval_metrics = []
-    env.eval_metrics.append(("eval/accuracy", 1.0))
-
-
 async def _append_before_a_log(env: Env) -> None:
     env.eval_metrics.append(("eval/accuracy", 1.0))
     env.eval_metrics = []
@@ -182,8 +128,8 @@ async def _cancel(env: Env) -> None:
     ("work", "report"),
     [
         (_raise, {"error": "evaluate() raised ValueError: no held-out items"}),
-        (_append, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
-        (_append_after_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (append, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (append_after_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
         (_append_before_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
         (_append_after_numbers, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
         (_name_by_pairs, {"metrics": {"('a', 'b')": 0.3, "accuracy": 1.0}, "items": 0}),
@@ -218,7 +164,7 @@ async def test_whatever_an_evaluation_does_is_reported(
 
 async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
     """They are there before evaluate() is called."""
-    env = Env(_append)
+    env = Env(append)
     env.eval_metrics = [0.5]
     report = await evaluate_and_report(env, EvaluationRun("http://127.0.0.1:9"))
     assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
@@ -282,7 +228,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
 class Training(Env):
     """An environment that has made its last group, two steps before the end of training."""
 
-    def __init__(self, work: Any = _append) -> None:
+    def __init__(self, work: Any = append) -> None:
         super().__init__(work)
         self.config.steps_per_eval, self.config.total_steps = 2, 8
         self.status_dict = {"current_step": 6}
@@ -385,34 +331,3 @@ async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
     trainer.offer = lambda: None
     await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
     assert trainer.reports == []
-
-
-async def _return(env: Env) -> dict[str, float]:
-    return {"eval/accuracy": 1.0}
-
-
-async def _log(env: Env) -> None:
-    await env.evaluate_log({"eval/accuracy": 1.0})
-
-
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("work", [_return, _append, _append_after_a_log, _log])
-async def test_before_and_after_training_metrics_are_given_as_during_it(work: Any) -> None:
-    """By Atropos' `evaluate` command, which itself would drop what `evaluate()` returns."""
-
-    class Logged(Env):
-        def __init__(self) -> None:
-            super().__init__(work)
-            self.logged: list[dict[str, Any]] = []
-
-        async def setup(self) -> None:
-            self.is_set_up = True
-
-        async def evaluate_log(self, metrics: dict[str, Any]) -> None:
-            self.logged.append(metrics)
-            await super().evaluate_log(metrics)
-
-    env = Logged()
-    await BaseEnv._run_evaluate(env)  # type: ignore[arg-type]
-    assert env.is_set_up
-    assert env.logged == [{"eval/accuracy": 1.0}]

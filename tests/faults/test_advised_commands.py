@@ -18,7 +18,7 @@ from lachesis.monitor.observe import observe_files
 from lachesis.runs.invalid_groups import ALL_INVALID
 from lachesis.runs.metrics import MetricsFile
 from tests.faults.world import Run, World
-from tests.monitor.test_advice import COMMAND, FAULTS, list_faulty_steps
+from tests.monitor.advice.runs import COMMAND, FAULTS, list_faulty_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.matrix]
 # Fields of the run that an advised command must carry to be accepted, or to be the same task.
@@ -103,7 +103,7 @@ def test_advised_commands_work_in_a_fresh_shell(
 def test_next_steps_work_in_a_fresh_shell(
     world: World, ended_run: Run, tmp_path: Path, row: Callable[..., None], end: str
 ) -> None:
-    """After a budget a plain resume is refused, and is not offered."""
+    """Prove that a plain resume, which a used-up budget refuses, is not offered."""
     run, store = ended_run, world.store
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     config = run.dir.config.read_text()

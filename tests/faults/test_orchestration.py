@@ -69,7 +69,7 @@ def test_signal_to_what_surrounds_the_services(
 
 
 def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[..., None]) -> None:
-    """As Prefect's page makes it, without a slug; each start of the runner saves its flows anew."""
+    """It has no slug, as Prefect's page makes it; each start of the runner saves its flows anew."""
     api = PrefectApi()
     deployment = api.read_deployment("launch-training", "local")
     assert deployment is not None

@@ -68,10 +68,10 @@ def test_a_blocked_event_loop_is_named_with_its_line(
     assert stall["part"] == "environment"
     assert "blocked for" in stall["evidence"]
     assert f"in {function}() at" in stall["evidence"]
-    told = check_status()
-    assert "rate_limited" not in told, "a stall is told at once"
-    assert told["health"]["stalled"]["part"] == "environment"
-    assert told["progress"]["eta_seconds"] is None
+    status = check_status()
+    assert "rate_limited" not in status, "a stall is told at once"
+    assert status["health"]["stalled"]["part"] == "environment"
+    assert status["progress"]["eta_seconds"] is None
     assert "continues by itself" not in check_status()["message"]
     _check_shown(world, run)
     row(

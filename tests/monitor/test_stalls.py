@@ -11,8 +11,9 @@ import pytest
 
 from lachesis.monitor.observe import Observation
 from lachesis.monitor.stalls import PHASE_TIME_KEYS, find_stall
-from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.runs.run_record import ServiceRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 NOW = time.time()
 ALIVE = {"written_at": NOW, "last_group_at": NOW - 300, "empty_groups": 0, "errors": {}}
@@ -24,20 +25,7 @@ def look(tmp_path: Path, **changes: Any) -> Observation:
         name: ServiceRecord(pid=100, port=1, log="x")
         for name in ("engine", "api", "trainer", "environment")
     }
-    record = RunRecord(
-        run_id="0123abcd",
-        environment="e",
-        environment_file="e.py",
-        profile="embedded",
-        base_model="m",
-        total_steps=9,
-        seed=0,
-        wandb_project="p",
-        wandb_run_name="n",
-        status="running",
-        phase="training",
-        services=services,
-    )
+    record = make_record(status="running", phase="training", services=services)
     seen = Observation(
         record,
         RunStore(tmp_path).dir(record.run_id),

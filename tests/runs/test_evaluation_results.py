@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -35,7 +36,8 @@ from lachesis.runs.held_out import (
 )
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import AdditionalEnvironment, RunRecord
+from lachesis.runs.run_record import AdditionalEnvironment
+from tests import records
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
 
@@ -70,14 +72,7 @@ def folder(tmp_path: Path) -> RunDir:
     return made
 
 
-def make_record(**changes: Any) -> RunRecord:
-    values: dict[str, Any] = {
-        "run_id": "0123abcd", "environment": "sums", "environment_file": "sums.py",
-        "profile": "embedded", "base_model": "m",
-        "total_steps": 30, "seed": 0, "wandb_project": "p", "wandb_run_name": "n",
-        "status": "running",
-    }  # fmt: skip
-    return RunRecord(**{**values, **changes})
+make_record = functools.partial(records.make_record, total_steps=30, status="running")
 
 
 def test_a_share_comes_with_its_items_and_its_interval() -> None:

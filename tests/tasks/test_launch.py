@@ -26,6 +26,7 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import wait_for_end
+from tests.records import make_record
 
 
 def caught(*errors: BaseException) -> BaseException:
@@ -58,17 +59,7 @@ def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
 def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the run's record, and in the state that Prefect's server keeps."""
     store, secret = RunStore(tmp_path), "marked-0a1b2c3d"
-    record = RunRecord(
-        run_id="0123abcd",
-        environment="one",
-        environment_file="one.py",
-        profile="embedded",
-        base_model="m",
-        total_steps=9,
-        seed=0,
-        wandb_project="p",
-        wandb_run_name="n",
-    )
+    record = make_record()
 
     def start_to_end(*_: object) -> str:
         raise OSError(f"https://me:{secret}@proxy is away")
@@ -86,18 +77,7 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
 def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
     """A model that could not be loaded is not healthy, and the record has the word at once."""
     store = RunStore(tmp_path)
-    record = RunRecord(
-        run_id="0123abcd",
-        environment="e",
-        environment_file="e.py",
-        profile="embedded",
-        base_model="m",
-        total_steps=9,
-        seed=0,
-        wandb_project="p",
-        wandb_run_name="n",
-        status="running",
-    )
+    record = make_record(status="running")
     store.create(record)
     attempts.record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)

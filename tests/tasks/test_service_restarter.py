@@ -17,12 +17,12 @@ import pytest
 
 from flows import service_restarter
 from lachesis.base.errors import ProcessExitedError
-from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.process import ServiceSpec
 from tasks.processes import start_service, wait_for_service
 from tests.patience import deadline
+from tests.records import make_record
 
 RUN = "0123abcd"
 ENVIRONMENTS = {"environment": "one", "environment-two": "two"}
@@ -35,17 +35,7 @@ class World:
 
     def __init__(self, home: Path, group: ServiceGroup) -> None:
         self.group, store = group, RunStore(home)
-        record = RunRecord(
-            run_id=RUN,
-            environment="one",
-            environment_file="one.py",
-            profile="embedded",
-            base_model="m",
-            total_steps=9,
-            seed=0,
-            wandb_project="p",
-            wandb_run_name="n",
-        )
+        record = make_record(run_id=RUN)
         self.folder = store.create(record)
         self.ready = threading.Event()
         """Whether the first environment is ready, once it has been started."""

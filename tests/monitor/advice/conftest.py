@@ -1,0 +1,26 @@
+"""A home for the tests of advice, and its runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lachesis.runs.store import RunStore
+
+
+@pytest.fixture(scope="package")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: it keeps what an environment's configuration is, which takes seconds to
+    find out.
+    """
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("LACHESIS_HOME", str(home))
+    monkeypatch.setenv("TINKER_API_KEY", "tml-no-key")
+    shutil.rmtree(home / "runs", ignore_errors=True)
+    return RunStore(home)

@@ -1,0 +1,165 @@
+"""A run on disk whose steps have a fault, what is advised about it, and a trial of the advice."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.timestamps import now_iso
+from lachesis.catalog import describe
+from lachesis.cli.main import build_parser
+from lachesis.config import run_config as run_config
+from lachesis.config.edits import parse_assignment
+from lachesis.monitor.judgement import judge_observation
+from lachesis.monitor.monitor_memory import MonitorMemory
+from lachesis.monitor.observe import observe_files
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.service import LachesisService, LaunchRequest
+from lachesis.tiny_model import build
+
+RUN = "0123abcd"
+COMMAND = re.compile(r"`(lachesis [^`]+)`")
+WORKED: set[str] = set()
+GOOD = {
+    "batch/rollouts": 128,
+    "rollouts/invalid": 0,
+    "train/learning_rate": 1.5e-3,
+    "weights/change": 0.1,
+    "entropy/sampling": 1.0,
+    "logprobs/gap": 0.01,
+}
+FAULTS: dict[str, dict[str, Any]] = {
+    "weights stay": {"weights/change": 0.0},
+    "loss is no number": {"train/loss": float("nan")},
+    "no signal": {"batch/zero_signal_share": 1.0, "reward/mean": 0.0},
+    "nothing is sent": {"rollouts/dropped": 12_800},
+    "sampler and trainer disagree": {"logprobs/gap": 2.0},
+    "rollouts fail": {"rollouts/invalid": 1000},
+    "one of several has no reward": {"environments/arithmetic/reward_mean": 0.0},
+    "the reward falls": {"reward/mean": 0.01},
+    "the reward stays": {"reward/mean": 0.3},
+    "the entropy is gone": {"entropy/sampling": 0.0, "reward/mean": 0.2},
+    "the length drifts": {"length/mean": 90.0},
+    "cut off": {"rollouts/truncated_share": 0.9},
+    "held-out falls": {
+        "eval/percent_correct": 0.1,
+        "eval/low": 0.09,
+        "eval/high": 0.11,
+        "eval/step": 39,
+    },
+    "held-out lags": {
+        "eval/percent_correct": 0.31,
+        "eval/low": 0.3,
+        "eval/high": 0.32,
+        "eval/step": 39,
+    },
+}
+
+
+def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRecord:
+    tiny = str(build.get_tiny_model_path(build.TinyModelRecipe(), store.home))
+    model = tiny if profile == "embedded" else "Qwen/Qwen3-8B"
+    if profile == "embedded":
+        Path(tiny).mkdir(parents=True, exist_ok=True)
+        (Path(tiny) / "config.json").write_text("{}")
+    config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
+    file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
+    values = {
+        "environment": "arithmetic",
+        "environment_file": file,
+        "profile": profile,
+        "base_model": model,
+        "seed": 0,
+    }
+    values |= {
+        "total_steps": 100,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+        "status": "running",
+        "started_at": now_iso(),
+    }
+    record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
+    store.create(record, config.to_yaml())
+    return record
+
+
+def write_steps(store: RunStore, fault: dict[str, Any]) -> None:
+    """Forty good steps with a rising reward, and as many with the fault."""
+    metrics = MetricsFile(store.dir(RUN).metrics)
+    for step, values in list_faulty_steps(fault):
+        metrics.append(step, values)
+
+
+def list_faulty_steps(fault: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Give forty good steps with a rising reward, and as many with the fault."""
+    flat = fault.get("reward/mean") == 0.3
+    for step in range(1, 81):
+        known = {
+            "reward/mean": 0.3 if flat else 0.2 + step / 200,
+            "length/mean": 10.0,
+            "train/loss": 0.1,
+            **GOOD,
+        }
+        if step % 10 == 0 and "eval/low" in fault:
+            known |= {
+                "eval/percent_correct": 0.3,
+                "eval/low": 0.29,
+                "eval/high": 0.31,
+                "eval/step": step - 1,
+            }
+        has_fault = step > 40 and (step % 10 == 0 or "eval/low" not in fault)
+        yield step, {**known, **(fault if has_fault else {})}
+
+
+def advice_of(store: RunStore) -> tuple[str, list[str]]:
+    health = judge_observation(observe_files(store, store.load(RUN)), MonitorMemory())
+    assert len(health.advice) <= len(health.evidence), "several signs may have one remedy"
+    assert len(set(health.advice)) == len(health.advice)
+    return health.word, health.advice
+
+
+def require_works(command: str, service: LachesisService) -> None:
+    """Parse the command, and do what it does as far as no server is needed for it. What takes long
+    is done once.
+    """
+    if command in WORKED:
+        return
+    args = build_parser().parse_args(shlex.split(command)[1:])
+    run = getattr(args, "run", None)
+    if args.command == "stop":
+        assert not service.get_run(run).has_ended, "there must be something to stop"
+    elif args.command == "logs":
+        service.read_log(run, args.service)
+    elif args.command == "report":
+        assert service.write_report(run)
+        WORKED.add(command)
+    elif args.command == "test":
+        launch = LaunchRequest(
+            describe.register_environment(args.environment),
+            args.profile,
+            model=(args.model or [None])[0],
+        )
+        assert service.describe(launch)["problem"] is None
+        WORKED.add(command)
+    elif args.command == "train":
+        edits = tuple(parse_assignment(text) for text in args.edits)
+        service.preview(
+            LaunchRequest(
+                describe.register_environment(args.environment),
+                args.profile,
+                edits,
+                args.model,
+                start_from=args.start_from,
+            )
+        )
+    elif args.command == "model":
+        assert [describe.find_environment(name) for name in args.environments]
+    else:
+        assert (args.command, args.action) == ("env", "check")
+        assert describe.find_environment(describe.register_environment(args.environment))

@@ -1,0 +1,23 @@
+"""A record of a run, for tests to which most of its fields do not matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lachesis.runs.run_record import RunRecord
+
+
+def make_record(**changes: Any) -> RunRecord:
+    """Return a record that is valid, with these fields changed."""
+    values: dict[str, Any] = {
+        "run_id": "0123abcd",
+        "environment": "sums",
+        "environment_file": "sums.py",
+        "profile": "embedded",
+        "base_model": "m",
+        "total_steps": 9,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+    }
+    return RunRecord(**{**values, **changes})
