@@ -76,7 +76,7 @@ def make_runs() -> str:
     from lachesis.runs.store import RunStore
 
     store, api = RunStore(), PrefectApi()
-    deployment = api.read_deployment("launch-training", "local") or {}
+    deployment = api.read_deployment("train", "train") or {}
     for index in range(RUNS):
         run_id = store.new_id()
         record = RunRecord(
@@ -100,7 +100,7 @@ def make_runs() -> str:
             body = {
                 "state": later,
                 "name": run_id,
-                "parameters": {"run_id": run_id, "home": str(store.home)},
+                "parameters": {"environment": "arithmetic", "run_id": run_id},
             }
             answer = httpx.post(
                 f"{api.url}/deployments/{deployment['id']}/create_flow_run", json=body

@@ -121,7 +121,7 @@ def measure_database_bytes(home: Path) -> int:
 
 def time_flow_ticks(home: Path, url: str) -> float:
     """Kilobytes that a tick adds, as a flow run in the runner."""
-    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()["id"]
+    deployment = httpx.get(f"{url}/deployments/name/monitor/monitor").json()["id"]
     before = measure_database_bytes(home)
     for _ in range(TICKS):
         body = {"state": {"type": "SCHEDULED"}}

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -25,25 +24,22 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.runner import Runner
-from prefect.schedules import Cron, Interval
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
+from deployments import definitions
+from deployments.former_names import retire_former_deployments
 from deployments.log_capture import capture_output
+from deployments.waiting_runs import record_waiting_runs
 from lachesis.base import paths
-from lachesis.base.errors import ConfigError
 from lachesis.orchestration import prefect_internals
-from lachesis.orchestration.server import READY_LINE, read_max_runs_setting, read_monitor_interval_s
+from lachesis.orchestration.server import READY_LINE, read_max_runs_setting
+from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")
-SCHEDULE_ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
-CANCELLATION_POLL_S = 5.0
-
-DEPLOYMENT_NAME = os.environ.get("LACHESIS_DEPLOYMENT", "local")
-HOME_PARAMETERS = {"home": str(paths.home())}
+WATCH_POLL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -60,62 +56,13 @@ def make_pools() -> list[DeploymentPool]:
     Raises:
         ConfigError: A setting is not allowed.
     """
-    launch = RunnerDeployment.from_entrypoint("flows.launch.launch", name=DEPLOYMENT_NAME)
-    validate = RunnerDeployment.from_entrypoint("flows.validate.validate", name=DEPLOYMENT_NAME)
     return [
-        DeploymentPool([launch], read_max_runs_setting()),
-        DeploymentPool([validate], 2),
-        DeploymentPool([_make_monitor_deployment(), _make_nightly_deployment()], None),
+        DeploymentPool([definitions.make_training_deployment()], read_max_runs_setting()),
+        DeploymentPool([definitions.make_test_deployment()], 2),
+        DeploymentPool(
+            [definitions.make_monitor_deployment(), definitions.make_nightly_deployment()], None
+        ),
     ]
-
-
-def _make_monitor_deployment() -> RunnerDeployment:
-    """Return the deployment of the monitor, which runs one tick at a time.
-
-    A tick that would run beside another one, or that piled up while the host slept, is cancelled
-    without a process. With a pool limit the piled-up ticks would run one after the other instead.
-    The schedule has a fixed slug and anchor, because otherwise each start of the runner would
-    create a new one.
-    """
-    schedule = Interval(
-        timedelta(seconds=read_monitor_interval_s()),
-        anchor_date=SCHEDULE_ANCHOR,
-        timezone="UTC",
-        slug="tick",
-    )
-    one_at_a_time = ConcurrencyLimitConfig(
-        limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
-    )
-    return RunnerDeployment.from_entrypoint(
-        "flows.monitor.monitor",
-        name=DEPLOYMENT_NAME,
-        parameters=HOME_PARAMETERS,
-        schedule=schedule,
-        concurrency_limit=one_at_a_time,
-        tags=["lachesis-tick"],
-    )
-
-
-def _make_nightly_deployment() -> RunnerDeployment:
-    """Return the deployment that validates all environments, scheduled by the cron line
-    $LACHESIS_NIGHTLY.
-
-    It can also be started by hand.
-    """
-    cron = os.environ.get("LACHESIS_NIGHTLY", "")
-    try:
-        schedule = Cron(cron or "0 3 * * *", active=bool(cron), slug="nightly")
-    except ValueError as error:
-        raise ConfigError(
-            f"the environment variable LACHESIS_NIGHTLY is {cron!r}, which is not a cron line "
-            f"(allowed: five fields, as in '0 3 * * *'): {error}"
-        ) from error
-    return RunnerDeployment.from_entrypoint(
-        "flows.nightly.validate_all",
-        name=DEPLOYMENT_NAME,
-        parameters=HOME_PARAMETERS,
-        schedule=schedule,
-    )
 
 
 async def _create_runners() -> tuple[list[Runner], list[UUID]]:
@@ -162,7 +109,8 @@ async def _keep_schedules_of_people(deployment: RunnerDeployment) -> None:
 async def main() -> int:
     """Run until SIGTERM, and return the exit code."""
     runners, deployment_ids = await _create_runners()
-    await _crash_orphaned_runs(deployment_ids)
+    await asyncio.to_thread(retire_former_deployments, paths.home())
+    await _end_orphaned_runs(deployment_ids)
     runner_tasks = [asyncio.create_task(runner.start()) for runner in runners]
     while not all(runner.started for runner in runners):
         if any(task.done() for task in runner_tasks):
@@ -176,11 +124,11 @@ async def main() -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop_event.set)
     print(READY_LINE, flush=True)
-    cancellation_task = asyncio.create_task(_watch_cancellations(runners, deployment_ids))
+    watch_task = asyncio.create_task(_watch_flow_runs(runners, deployment_ids))
     await asyncio.wait(
         [asyncio.create_task(stop_event.wait()), *runner_tasks], return_when=asyncio.FIRST_COMPLETED
     )
-    cancellation_task.cancel()
+    watch_task.cancel()
     ended_tasks = [task for task in runner_tasks if task.done()]
     for task in ended_tasks:
         log.error("a runner ended by itself", exc_info=task.exception())
@@ -193,19 +141,25 @@ async def main() -> int:
     return 1 if ended_tasks else 0
 
 
-async def _crash_orphaned_runs(deployment_ids: list[UUID]) -> None:
-    """Mark flow runs as crashed that lost their runner.
+async def _end_orphaned_runs(deployment_ids: list[UUID]) -> None:
+    """Mark flow runs as crashed that lost their runner, and those as completed whose training is.
 
     This is the only runner of its deployments (one launcher and one deployment name per home), so a
     run that is marked as running belonged to an earlier one. A flow process that survived sees the
     new state and ends its services.
     """
+    completed_ids = {
+        record.flow_run_id for record in RunStore().all() if record.status == "completed"
+    }
     async with get_client() as client:
         for run in await client.read_flow_runs(
             flow_run_filter=_make_flow_run_filter(
                 deployment_ids, "RUNNING", "PENDING", "CANCELLING"
             )
         ):
+            if str(run.id) in completed_ids:
+                await client.set_flow_run_state(run.id, Completed(), force=True)
+                continue
             log.warning("%s had lost its runner; it is marked as crashed", run.name)
             await client.set_flow_run_state(
                 run.id, Crashed(message="its runner was gone"), force=True
@@ -218,17 +172,21 @@ def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFi
     return FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids), state=types)
 
 
-async def _watch_cancellations(runners: list[Runner], deployment_ids: list[UUID]) -> None:
-    """Watch for cancellations; Prefect's own watch stops permanently after three failed polls."""
+async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) -> None:
+    """Watch for cancellations, and for flow runs that wait for their place.
+
+    Prefect's own watch for cancellations stops permanently after three failed polls.
+    """
     without_process: set[UUID] = set()
     async with get_client() as client:
         while True:
-            await asyncio.sleep(CANCELLATION_POLL_S)
+            await asyncio.sleep(WATCH_POLL_S)
             for runner in runners:
                 prefect_internals.restart_cancellation_poll(runner)
             without_process = await _end_cancelled_runs(
                 client, runners, deployment_ids, without_process
             )
+            await asyncio.to_thread(record_waiting_runs)
 
 
 async def _end_cancelled_runs(

@@ -22,7 +22,7 @@ import time
 from deployments.log_capture import capture_output
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.uvicorn_internals import wrap_served_apps
-from lachesis.orchestration.prefect_internals import lock_sqlite_at_begin
+from lachesis.orchestration.prefect_internals import explain_refusals, lock_sqlite_at_begin
 
 # Maximum size of a request: an artifact, or a batch of log lines.
 MAX_REQUEST_BYTES = 50_000_000
@@ -57,6 +57,7 @@ if __name__ == "__main__":
     capture_output("server")
     wrap_served_apps(_guard_app)
     lock_sqlite_at_begin()
+    explain_refusals()
     gc.disable()
     threading.Thread(target=_collect_garbage, daemon=True, name="garbage").start()
     sys.argv[1:1] = ["server", "start"]

@@ -36,7 +36,7 @@ from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import (
     READY_LINE,
     find_running_server,
-    get_deployment_name,
+    get_deployment_suffix,
     read_max_runs_setting,
     read_monitor_interval_s,
     require_other_server,
@@ -187,7 +187,7 @@ class Launcher:
         env = {
             **os.environ,
             "PREFECT_API_URL": url,
-            "LACHESIS_DEPLOYMENT": get_deployment_name(self.home),
+            "LACHESIS_DEPLOYMENT": get_deployment_suffix(self.home),
         }
         if auth := read_auth_string():
             env["PREFECT_API_AUTH_STRING"] = auth

@@ -46,11 +46,10 @@ def end_stray_processes(folder: Path) -> None:
         log.info("ended a process that the environment had left: %s", description)
 
 
-def begin_attempt(store: RunStore, run_id: str, *, is_started_by_hand: bool) -> RunRecord:
+def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
     """Record that this flow makes the run's attempt, and return the record.
 
-    A new attempt is made if the flow was started by hand in Prefect, or if this attempt has begun
-    before.
+    A new attempt is made if this one has begun before, as when the flow run is retried in Prefect.
     """
     store.dir(run_id).stop_now_file.unlink(missing_ok=True)
     end_stray_processes(store.dir(run_id).path)  # A killed flow may have left some.
@@ -68,14 +67,17 @@ def begin_attempt(store: RunStore, run_id: str, *, is_started_by_hand: bool) -> 
         "ended_at": None,
         "services": {},
         "dead_environments": {},
-        "evaluation": {},
         "resumed": None,
         "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
         "flow_pid": os.getpid(),
     }
 
     def make_changes(record: RunRecord) -> dict[str, Any]:
-        if is_started_by_hand or needs_new_attempt(record):
+        # The base model is the same in every attempt.
+        attempt_fields["evaluation"] = {
+            when: results for when, results in record.evaluation.items() if when == "before"
+        }
+        if needs_new_attempt(record):
             return {**make_next_attempt_changes(record), **attempt_fields}
         return attempt_fields
 

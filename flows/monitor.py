@@ -1,16 +1,16 @@
-"""Define the flow `monitor-training`: one tick over all living runs, on a schedule."""
+"""Define the flow `monitor`: one tick over all living runs, on a schedule."""
 
 from __future__ import annotations
 
 import logging
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from prefect import flow, runtime
 
 from lachesis.base.errors import ServerDownError
 from lachesis.monitor.tick import Monitor
+from lachesis.orchestration.choices import update_environment_choices
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import RunStore
 
@@ -20,14 +20,20 @@ TICK_RETENTION = timedelta(hours=2)
 MAX_DELETE_ROUNDS = 4
 
 
-@flow(name="monitor-training", retries=0)
-def monitor(home: str) -> None:
-    """Check all living runs once, and delete old ticks."""
+@flow(name="monitor", retries=0)
+def monitor() -> None:
+    """Look at all living runs once, update the forms of the deployments, and delete old ticks."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
-    watched_runs = Monitor(RunStore(Path(home))).tick()
+    store = RunStore()
+    watched_runs = Monitor(store).tick()
     stalled = [watched_run.record.run_id for watched_run in watched_runs if watched_run.stall]
     log.info("%d runs checked; stalled: %s", len(watched_runs), ", ".join(stalled) or "none")
+    try:
+        for flow_name in update_environment_choices(store.home):
+            log.info("the form of %s has the environments that are found now", flow_name)
+    except ServerDownError as error:
+        log.warning("the forms were not updated: %s", error)
     delete_old_ticks(runtime.deployment.id, TICK_RETENTION)
 
 

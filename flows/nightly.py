@@ -1,17 +1,18 @@
-"""Define the flow `validate-all-environments`, which submits validations on an optional schedule.
-
-It validates each environment, or those in $LACHESIS_NIGHTLY_ENVIRONMENTS (separated by spaces).
-"""
+"""Define the flow `nightly`, which submits tests of environments on an optional schedule."""
 
 from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
+from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
 
-from lachesis.base.errors import LachesisError
+from flows.final_states import end_flow_run, make_refusal
+from lachesis.base.errors import ArgumentsError, LachesisError
+from lachesis.orchestration.choices import list_environment_names
 from lachesis.orchestration.launch_inputs import TINY_MODEL
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.inference_tests import TestOptions
@@ -19,29 +20,48 @@ from lachesis.validation.inference_tests import TestOptions
 log = logging.getLogger("lachesis.nightly")
 
 
-@flow(name="validate-all-environments", retries=0)
-def validate_all(home: str) -> list[str]:
-    """Submit a test of each environment and return the ids; each is a flow run of its own.
+@flow(name="nightly", retries=0, validate_parameters=False)
+def validate_all(environments: list[str] | None = None) -> State[Any] | None:
+    """Test several environments, each as a flow run of the deployment `test`.
 
-    Raises:
-        LachesisError: A test could not be submitted; raised after the others were.
+    Args:
+        environments: The environments. Empty: those in LACHESIS_NIGHTLY_ENVIRONMENTS, or else all.
     """
-    service, test_ids, problems = LachesisService(Path(home)), [], []
-    chosen = os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
-    for name in chosen or [
-        environment.name for environment in service.list_environments().environments
-    ]:
+    try:
+        names = _choose_environments(environments)
+    except LachesisError as error:
+        return end_flow_run(make_refusal(error), force=True)
+    service, problems = LachesisService(), []
+    for name in names:
         try:
-            launch = LaunchRequest(name)
-            # Without a taught model, the model of sums shows at least whether the environment
-            # works.
-            if service.describe(launch)["problem"]:
-                launch = LaunchRequest(name, model=TINY_MODEL)
-            test = service.start_test(launch, TestOptions())
-            test_ids.append(test.test_id)
-            log.info("%s: test %s", name, test.test_id)
+            test_id = _submit_test(service, name)
+            log.info("%s: test %s", name, test_id)
         except LachesisError as error:
             problems.append(f"{name}: {error}")
     if problems:
-        raise LachesisError("; ".join(problems))
-    return test_ids
+        return end_flow_run(Failed(message="; ".join(problems)))
+    return None
+
+
+def _choose_environments(environments: list[str] | None) -> list[str]:
+    """Return the names of the environments to test.
+
+    Raises:
+        ArgumentsError: The parameter is not a list of names.
+    """
+    chosen: object = environments or os.environ.get("LACHESIS_NIGHTLY_ENVIRONMENTS", "").split()
+    if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+        raise ArgumentsError(
+            f"the parameter environments is {environments!r}; allowed: a list of names, of "
+            f"{', '.join(list_environment_names())}"
+        )
+    return chosen or list_environment_names()
+
+
+def _submit_test(service: LachesisService, environment: str) -> str:
+    """Submit a test and return its id."""
+    launch = LaunchRequest(environment)
+    # Without a taught model, the model of sums shows at least whether the environment works.
+    if service.describe(launch)["problem"]:
+        launch = LaunchRequest(environment, model=TINY_MODEL)
+    return service.start_test(launch, TestOptions()).test_id

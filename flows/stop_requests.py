@@ -24,6 +24,7 @@ from lachesis.orchestration.suspension import (
 )
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
+from tasks.outcomes import RequestToEnd
 
 RUNNER_PID = os.getppid()
 CHECK_INTERVAL_S = 3.0
@@ -33,7 +34,7 @@ RUNNER_GONE = (
 )
 
 
-class StopRequested(Exception):
+class StopRequested(RequestToEnd):
     """The record or the server says that this run should end.
 
     A cancellation normally arrives as a signal; after an outage, or before the runner knows the

@@ -1,6 +1,4 @@
-"""Run one training run inside its flow: start the services, supervise them, evaluate held-out
-items.
-"""
+"""Run one training run inside its flow: start the services, supervise them, evaluate models."""
 
 from __future__ import annotations
 
@@ -13,30 +11,32 @@ from typing import Any
 from prefect import runtime
 
 from flows.dead_environments import DeadEnvironmentDetector
+from flows.held_out_evaluations import HeldOutEvaluations
 from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
-from lachesis.base.errors import LachesisError, ProcessExitedError, StorageError
+from lachesis.base.errors import LachesisError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.evaluation import read_evaluation
-from lachesis.runs.evaluation_results import record_failed_evaluation
-from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan
 from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.service_clients import fetch_trainer_health
-from tasks.processes import start_service, wait_for_end, wait_for_service
-from tasks.report import ProgressArtifact
+from tasks.outcomes import run_as_task
+from tasks.processes import start_service, wait_for_service
+from tasks.report import ProgressArtifact, renew_report
+from tasks.step_log import StepLog
 
 log = logging.getLogger("lachesis.flow")
 POLL_S = 0.5
 # How long the trainer may wait for a batch after the environment has ended; its groups are queued.
 DRAIN_TIMEOUT_S = 120.0
+REPORT_INTERVAL_S = 15.0
 
 
 class TrainingRun:
@@ -65,6 +65,10 @@ class TrainingRun:
         )
         self.env_ids = self.restarter.env_ids
         self.flow_run_id: str | None = runtime.flow_run.id
+        self._report_published_at = -REPORT_INTERVAL_S
+        self.evaluations = HeldOutEvaluations(
+            store, self.run_id, self.plan, group, self.check_stop_request
+        )
         self.dead_environment_detector = DeadEnvironmentDetector(
             store, self.run_id, self.plan, received=received_groups
         )
@@ -91,6 +95,7 @@ class TrainingRun:
             starting_specs.append(spec)
         self._wait_for_services(starting_specs)
         self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
+        self.evaluations.begin()
 
     def _wait_for_services(self, starting_specs: list[ServiceSpec]) -> None:
         while starting_specs:
@@ -104,10 +109,36 @@ class TrainingRun:
     def supervise(self) -> str:
         """Supervise the services until the trainer has made its last step, and return how it ended.
 
+        On the page of the run this is the task `train`, which lasts as long as training.
+
         Raises:
             ProcessExitedError: A service has died and cannot be restarted.
             StopRequested: The run should end.
         """
+        return str(run_as_task("train", self._supervise))
+
+    def _supervise(self) -> str:
+        self.group.call_unless_service_dies(self._log_addresses, None)
+        step_log = StepLog(self.folder, self.plan.config.env.total_steps)
+        try:
+            return self._watch_training(step_log)
+        finally:
+            step_log.finish()
+
+    def _log_addresses(self) -> None:
+        """Log where the run can be watched; Prefect's pages make links of the addresses."""
+        if self.flow_run_id is None:
+            return
+        with contextlib.suppress(LachesisError):
+            pages = f"{PrefectApi().url.removesuffix('/api')}/artifacts/key"
+            log.info(
+                "report with curves: %s/report-%s , all runs: %s/lachesis-runs",
+                pages,
+                self.run_id,
+                pages,
+            )
+
+    def _watch_training(self, step_log: StepLog) -> str:
         progress = ProgressArtifact(self.run_id, self.flow_run_id)
         total, checked_at = self.plan.config.env.total_steps, time.monotonic()
         progressed_at, last_step = time.monotonic(), -1
@@ -118,6 +149,8 @@ class TrainingRun:
             step = int(health.get("step") or 0)
             publish = functools.partial(progress.publish, step, total)
             self.group.call_unless_service_dies(publish, None)
+            if step_log.update():
+                self._publish_report()
             if step != last_step or any(map(self.group.is_running, self.env_ids)):
                 progressed_at, last_step = time.monotonic(), step
             if time.monotonic() - progressed_at > DRAIN_TIMEOUT_S:
@@ -131,6 +164,15 @@ class TrainingRun:
                 checked_at = time.monotonic()
                 self._check_run()
             time.sleep(POLL_S)
+
+    def _publish_report(self) -> None:
+        """Renew the report among the artifacts, at most every few seconds."""
+        if time.monotonic() - self._report_published_at < REPORT_INTERVAL_S:
+            return
+        self._report_published_at = time.monotonic()
+        self.group.call_unless_service_dies(
+            functools.partial(renew_report, self.store, self.run_id), None
+        )
 
     def _check_run(self) -> None:
         """Raise StopRequested if a budget is used up or the run should end."""
@@ -164,9 +206,8 @@ class TrainingRun:
         service is restarted, or the attempt ends.
         """
         exit_codes = self.group.collect_exit_codes()
-        for name in sorted(
-            exit_codes, key=lambda service: START_ORDER.index(get_service_role(service))
-        ):
+        names = exit_codes.keys() - self.evaluations.service_names
+        for name in sorted(names, key=lambda service: START_ORDER.index(get_service_role(service))):
             code = exit_codes[name]
             self.group.require_reaper()
             if name == "trainer" and code == 0:
@@ -204,10 +245,12 @@ class TrainingRun:
             key: health[key] for key in ("resumed", "wandb_url", "wandb_error") if health.get(key)
         }
         if any(getattr(self.record, key) != value for key, value in trainer_info.items()):
+            if trainer_info.get("wandb_url", self.record.wandb_url) != self.record.wandb_url:
+                log.info("W&B: %s", trainer_info["wandb_url"])
             self.record = self.store.update(self.run_id, **trainer_info)
 
     def evaluate_held_out(self) -> None:
-        """Evaluate both models on held-out items concurrently.
+        """Evaluate the trained model on held-out items, and wait for the result of the base model.
 
         A failed evaluation is counted with its reason, and the run still completes.
 
@@ -219,52 +262,4 @@ class TrainingRun:
         self.store.update(self.run_id, phase="evaluating")
         for environment in self.env_ids:
             self.group.stop(environment)
-        for spec in self.plan.evaluations.values():
-            with contextlib.suppress(ProcessExitedError):  # A failed start is reported below.
-                self.group.start(spec)
-        required_services = {spec.name for spec in self.plan.services} & {"engine", "trainer"}
-        for evaluation_name, spec in self.plan.evaluations.items():
-            try:
-                wait_for_end(
-                    self.group, spec, sorted(required_services), on_poll=self.check_stop_request
-                )
-                self._record_evaluation(evaluation_name)
-            except LachesisError as error:
-                # The error may be caused by the end of the run.
-                self._raise_if_stop_requested()
-                log.warning("no evaluation %s training: %s", evaluation_name, error)
-                _record_failed_evaluation(self.folder, self.record, evaluation_name, str(error))
-                if self.group.is_running(spec.name):  # It hangs or prints endlessly.
-                    self.group.stop(spec.name)
-
-    def _record_evaluation(self, evaluation_name: str) -> None:
-        """Add the results of one evaluation to the record.
-
-        Those of further environments have the environment's name before their own.
-        """
-        when, _, environment_suffix = evaluation_name.partition("-")
-        results = read_evaluation(self.folder.evaluation / evaluation_name)
-        if environment_suffix:
-            results = {f"{environment_suffix}/{key}": value for key, value in results.items()}
-        recorded = self.store.load(self.run_id).evaluation
-        self.store.update(
-            self.run_id,
-            evaluation={**recorded, when: {**recorded.get(when, {}), **results}},
-        )
-
-
-def _record_failed_evaluation(
-    folder: RunDir, record: RunRecord, evaluation_name: str, reason: str
-) -> None:
-    """Count an evaluation that failed, before or after training. A full disk does not end the
-    run.
-    """
-    when, _, environment = evaluation_name.partition("-")
-    step = 0 if when == "before" else record.total_steps
-    with contextlib.suppress(StorageError):
-        record_failed_evaluation(
-            folder.failed_evaluations,
-            step,
-            environment or record.environment,
-            f"{when} training: {reason}",
-        )
+        self.evaluations.finish()

@@ -1,4 +1,4 @@
-"""Define the flow `validate-environment`: does an environment work, and can a model learn from it?
+"""Define the flow `test`: does an environment work, and can a model learn from it?
 
 Its stages, each a task, are import, config, dataset and model-free check; then for all models
 concurrently inference and scoring.
@@ -18,6 +18,8 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.final_states import end_flow_run, make_refusal
+from flows.requested_runs import find_or_create_test
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
@@ -25,6 +27,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs import leftovers
 from lachesis.runs.environment_counts import read_counts
+from lachesis.service import LachesisService
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, make_forecast
@@ -52,15 +55,55 @@ SUSPENDED_ERROR = "it was suspended in Prefect, which ends a test; start it agai
 
 
 @flow(
-    name="validate-environment",
+    name="test",
     retries=0,
     task_runner=ThreadPoolTaskRunner(max_workers=MAX_MODELS),  # type: ignore[arg-type]
+    validate_parameters=False,
 )
-def validate(test_id: str, home: str) -> State[Any] | None:
-    """Run the stages; the result says what is wrong, and the flow fails if nothing works."""
+def validate(
+    environment: str = "",
+    profile: str = "embedded",
+    models: list[str] | None = None,
+    model: str | None = None,
+    steps: int | None = None,
+    group_size: int | None = None,
+    prompts: list[str] | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    settings: str | None = None,
+    test_id: str | None = None,
+) -> State[Any] | None:
+    """Test an environment before training: does it work, and can a model learn from it?
+
+    Args:
+        environment: What is tested: one of the environments that are found now.
+        profile: Where training would happen: `embedded` on this machine, `tinker` on the Tinker
+            cloud, `custom` at another server of the Tinker protocol.
+        models: Models to compare: names at the endpoint, or `embedded:NAME` for one on this
+            machine. Empty: the model that would be trained.
+        model: Base model that would be trained. Empty: the profile's model, or a tiny model that
+            was pretrained on the environment.
+        steps: Items of the environment that each model answers. Empty: 3.
+        group_size: Answers of a model to each item. Empty: 16.
+        prompts: Prompts of your own, instead of the environment's items.
+        max_tokens: Longest answer to a prompt of your own, in tokens.
+        temperature: Sampling temperature for prompts of your own.
+        settings: Further fields, one `key=value` on each line; `lachesis envs NAME` lists them.
+        test_id: Reserved for programs; leave it empty.
+    """
+    parameters = dict(locals())
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
-    tests = InferenceTestStore(Path(home))
+    service = LachesisService()
+    try:
+        test = find_or_create_test(service, parameters, runtime.flow_run.id)
+    except LachesisError as error:
+        return end_flow_run(make_refusal(error), force=True)
+    return _run_test(service.tests, test.test_id)
+
+
+def _run_test(tests: InferenceTestStore, test_id: str) -> State[Any] | None:
+    """Run the stages; the result says what is wrong, and the flow fails if nothing works."""
     with tests.get_run_dir(test_id).hold_alive_lock() as lock_fd:
         test = tests.load(test_id).model_copy(update={"status": "running", "stages": []})
         record = _TestRecorder(tests, test)
@@ -75,14 +118,14 @@ def validate(test_id: str, home: str) -> State[Any] | None:
             _end_stray_processes(tests.dir(test_id))
             if isinstance(error, Pause):  # A test has no checkpoint to continue from.
                 tests.fail(test_id, SUSPENDED_ERROR)
-                return Cancelled(message=SUSPENDED_ERROR)
+                return end_flow_run(Cancelled(message=SUSPENDED_ERROR), force=True)
             tests.fail(test_id, _describe_error(error))
             raise
     _end_stray_processes(tests.dir(test_id))
     publish_validation(tests, record.test, runtime.flow_run.id)
     if result["summary"]["environment_working"]:
         return None
-    return Failed(message=_describe_failure(record.test.request.environment, result))
+    return end_flow_run(Failed(message=_describe_failure(record.test.request.environment, result)))
 
 
 def _describe_failure(environment: str, result: Json) -> str:

@@ -35,22 +35,14 @@ from lachesis.orchestration.resolved_launch import (
 from lachesis.orchestration.resuming import resume_ended_run
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_answers import RunResults, RunStatus
-from lachesis.reporting.status import (
-    build_run_results,
-    build_run_status,
-    find_log_files,
-)
+from lachesis.reporting.status import build_run_results, build_run_status, find_log_files
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
-from lachesis.validation.inference_tests import (
-    InferenceTest,
-    InferenceTestStore,
-    TestOptions,
-)
+from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore, TestOptions
 
 __all__ = ["LachesisService", "LaunchRequest"]
 
@@ -190,15 +182,30 @@ class LachesisService:
             resolved = launch
         else:
             resolved = self.check(launch)
-        record = make_run_record(resolved, run_id, self.tests)
+        record = self.create_run(resolved, run_id)
         try:
-            if resolved.fork_source:
-                resolved.fork_source.copy_into(self.store.dir(run_id))
-            self.store.create(record, resolved.config.to_yaml())
             return submit.submit_run(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)
             raise
+
+    def create_run(self, launch: ResolvedLaunch, run_id: str, **changes: object) -> RunRecord:
+        """Create a run that is not submitted; no run is left behind when this raises.
+
+        Args:
+            launch: What `check` has returned.
+            run_id: The id of the run.
+            changes: Further fields of its record.
+        """
+        record = make_run_record(launch, run_id, self.tests).model_copy(update=changes)
+        try:
+            if launch.fork_source:
+                launch.fork_source.copy_into(self.store.dir(run_id))
+            self.store.create(record, launch.config.to_yaml())
+        except BaseException:
+            self.store.discard(record.run_id)
+            raise
+        return record
 
     def build_tiny_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
         """Build the tiny model, if this configuration needs it, with progress; otherwise the run

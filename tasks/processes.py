@@ -15,6 +15,7 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.health import wait_until_ended, wait_until_healthy
 from lachesis.supervision.process import ServiceSpec
 from lachesis.tiny_model import build
+from tasks.outcomes import run_as_task
 
 log = logging.getLogger("lachesis.flow")
 
@@ -26,10 +27,11 @@ def start_service(group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_i
     store.update_service(
         run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting"
     )
+    port_text = f" and port {spec.port}" if spec.port else ""
+    log.info("%s was started with process id %d%s", spec.name, pid, port_text)
     return pid
 
 
-@task(task_run_name="wait for {spec.name}", cache_policy=NO_CACHE)
 def wait_for_service(
     group: ServiceGroup,
     spec: ServiceSpec,
@@ -39,21 +41,15 @@ def wait_for_service(
     on_poll: Callable[[], None] | None = None,
 ) -> float:
     """Wait until the service is ready, and return the seconds it took; see `wait_until_healthy`."""
-    waited_s = wait_until_healthy(group, spec, needs, on_poll=on_poll)
-    log.info("%s is healthy after %.1f s; its log is %s", spec.name, waited_s, spec.log)
-    store.update_service(run_id, spec.name, state="running")
-    return waited_s
 
+    def wait() -> float:
+        waited_s = wait_until_healthy(group, spec, needs, on_poll=on_poll)
+        command = f"; `{spec.log_command}` shows its log" if spec.log_command else ""
+        log.info("%s is healthy after %.1f s%s", spec.name, waited_s, command)
+        store.update_service(run_id, spec.name, state="running")
+        return waited_s
 
-@task(task_run_name="{spec.name}", cache_policy=NO_CACHE)
-def wait_for_end(
-    group: ServiceGroup,
-    spec: ServiceSpec,
-    needs: list[str],
-    on_poll: Callable[[], None] | None = None,
-) -> None:
-    """Wait until a process has ended; a task, so that Prefect shows it. See `wait_until_ended`."""
-    wait_until_ended(group, spec, needs, on_poll=on_poll)
+    return float(run_as_task(f"wait until {spec.name} is healthy", wait))
 
 
 def is_missing_tiny_model(model: str, home: Path) -> bool:
@@ -79,4 +75,4 @@ def build_tiny_model(home: Path, folder: Path) -> None:
     )
     with ServiceGroup() as group:  # A separate group, because no service of a run may end.
         group.start(spec)
-        wait_for_end(group, spec, needs=[])
+        run_as_task("build tiny model", lambda: wait_until_ended(group, spec, needs=[]))

@@ -5,11 +5,12 @@ A server that does not respond costs a few seconds and never the run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
 
-from prefect import task
+from prefect import runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import ServerDownError
@@ -21,17 +22,19 @@ from lachesis.runs.store import RunStore
 from lachesis.validation.inference_test_results import read_samples
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lachesis.flow")
 
 
 class ProgressArtifact:
     """Publish the progress of one run, at most once every few seconds."""
 
-    INTERVAL_S = 5.0
+    INTERVAL_S = 3.0
 
     def __init__(self, run_id: str, flow_run_id: str | None) -> None:
         self.run_id, self.flow_run_id = run_id, flow_run_id
         self._artifact_id: str | None = None
+        # The page shows the artifact as a ring on the bar of the task.
+        self._task_run_id: str | None = runtime.task_run.id
         self._published_at = 0.0
 
     def publish(self, step: int, total: int, *, force: bool = False) -> None:
@@ -51,12 +54,13 @@ class ProgressArtifact:
                 data=data,
                 description="Training steps",
                 artifact_id=self._artifact_id,
+                task_run_id=self._task_run_id,
             )
         except ServerDownError as error:
             log.warning("the progress was not published: %s", error)
 
 
-@task(task_run_name="publish", cache_policy=NO_CACHE)
+@task(task_run_name="publish verdict", cache_policy=NO_CACHE)
 def publish_validation(
     tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None
 ) -> None:
@@ -84,10 +88,17 @@ def record_final_judgement(store: RunStore, run_id: str) -> None:
     judge_ended_run(store, store.load(run_id))
 
 
-@task(task_run_name="report", cache_policy=NO_CACHE)
+@task(task_run_name="write report", cache_policy=NO_CACHE)
 def publish_report(store: RunStore, run_id: str) -> None:
     """Publish the report of a run that has ended."""
     try:
-        Monitor(store).publish_final_report(run_id)
+        Monitor(store).publish_report(run_id)
+        log.info("the report is among the artifacts of this run")
     except ServerDownError as error:
         log.warning("the report was not published: %s", error)
+
+
+def renew_report(store: RunStore, run_id: str) -> None:
+    """Publish the report of a run that trains; a server that is away is no fault of the run."""
+    with contextlib.suppress(ServerDownError):
+        Monitor(store).publish_report(run_id)

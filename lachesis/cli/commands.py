@@ -103,6 +103,8 @@ def handle_train(args: argparse.Namespace) -> int:
     edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
     if args.others:
         edits.append(("env.mixture", dict(map(_parse_mixture_item, args.others))))
+    if args.steps is not None:
+        edits.append(("env.total_steps", args.steps))
     launch = LaunchRequest(
         register_environment(args.environment),
         args.profile,
@@ -112,6 +114,7 @@ def handle_train(args: argparse.Namespace) -> int:
         args.require_validation,
         start_from=args.start_from,
         by_owner=True,
+        name=args.name,
     )
     resolved = service.check(launch)
     _prepare_model(args, service, resolved)

@@ -237,21 +237,29 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         "may be repeated",
     )
     _add_edit_options(command)
-    command.add_argument("--model", help=MODEL_HELP)
-    command.add_argument("--seed", type=SEED)
+    _add_launch_options(command)
     command.add_argument(
         "--from",
         metavar="RUN[@STEP|@best]",
         dest="start_from",
         help="start with the weights of that checkpoint",
     )
+    _add_watch_option(command)
+    _add_profile_option(command)
+
+
+def _add_launch_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--steps", type=NUM_STEPS, help="training steps (default: the profile's number)"
+    )
+    command.add_argument("--model", help=MODEL_HELP)
+    command.add_argument("--name", help="a name for the run, which lists and its page show")
+    command.add_argument("--seed", type=SEED)
     command.add_argument(
         "--require-validation",
         action="store_true",
         help="refuse unless a recent `lachesis test` found the environment learnable",
     )
-    _add_watch_option(command)
-    _add_profile_option(command)
 
 
 def _add_resume(command: argparse.ArgumentParser) -> None:

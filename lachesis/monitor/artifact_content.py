@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import read_last_lines
-from lachesis.orchestration.artifacts import escape_cell, render_curve, render_table
+from lachesis.orchestration.artifacts import escape_cell, render_table
+from lachesis.orchestration.curve_images import render_held_out_curve, render_reward_curve
 from lachesis.orchestration.submit import get_run_url
 from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
 from lachesis.runs.metrics import KEY_METRICS, Step
@@ -34,8 +35,12 @@ def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
     lines += [f"- advice: {escape_cell(sentence)}" for sentence in watched.health.advice]
     if record.error:
         lines += ["", f"> {escape_cell(record.error)}"]
-    if len(steps) > 1:
-        lines += ["", "## Reward", "", render_curve([step.get("reward/mean") for step in steps])]
+    rewards = {
+        step["step"]: step["reward/mean"] for step in steps if step.get("reward/mean") is not None
+    }
+    if len(rewards) > 1:
+        curve = render_reward_curve(list(rewards), list(rewards.values()))
+        lines += ["", "## Reward", "", curve]
     lines += _render_held_out(record, steps)
     last_step = steps[-1] if steps else {}
     metric_rows = [
@@ -72,7 +77,15 @@ def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
         for point in points[-MAX_HELD_OUT_ROWS:]
     ]
     if len(points) > 1:
-        curve_lines = [render_curve([point.percent_correct for point in points]), ""]
+        curve = render_held_out_curve(
+            [point.step for point in points],
+            [point.percent_correct for point in points],
+            [
+                None if point.low is None or point.high is None else (point.low, point.high)
+                for point in points
+            ],
+        )
+        curve_lines = [curve, ""]
     else:
         curve_lines = []
     return [

@@ -116,10 +116,10 @@ class Monitor:
                 log.exception("run %s cannot be judged", observation.record.run_id)
         return watched_runs
 
-    def publish_final_report(self, run_id: str) -> None:
-        """Judge and publish a run that has just ended, without waiting for the next tick.
+    def publish_report(self, run_id: str) -> None:
+        """Judge and publish one run without waiting for the next tick.
 
-        The next tick still looks for leftover processes.
+        The next tick still applies policies and looks for leftover processes.
 
         Raises:
             LachesisError: The Prefect server does not answer, or refuses the report.

@@ -5,7 +5,6 @@ Text from a model or an environment is escaped, so that it cannot become markup.
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -165,31 +164,3 @@ def _format_number(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}"
-
-
-def render_curve(values: Sequence[float | None], width: int = 640, height: int = 140) -> str:
-    """Return a curve over equal steps as a Markdown image, or an empty text for fewer than two
-    values.
-
-    The SVG is written here because a plotting library would take a hundred times longer, and each
-    tick of the monitor draws a curve per run.
-    """
-    indexed_values = [(index, value) for index, value in enumerate(values) if value is not None]
-    if len(indexed_values) < 2:
-        return ""
-    low, high = min(value for _, value in indexed_values), max(value for _, value in indexed_values)
-    value_range = (high - low) or 1.0
-    x = [8 + (width - 64) * index / (len(values) - 1) for index, _ in indexed_values]
-    y = [height - 12 - (height - 24) * (value - low) / value_range for _, value in indexed_values]
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    labels = "".join(
-        f'<text x="{width - 50}" y="{y_position}" font-size="12" font-family="sans-serif" '
-        f'fill="#666">{value:.3g}</text>'
-        for value, y_position in ((high, 16), (low, height - 8))
-    )
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
-        f'<rect width="{width}" height="{height}" fill="#fff"/>'
-        f'<polyline fill="none" stroke="#2563eb" stroke-width="2" points="{points}"/>{labels}</svg>'
-    )
-    return f"![curve](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

@@ -43,6 +43,8 @@ class LaunchRequest:
     """RUN or RUN@STEP, the checkpoint that the run starts from; see `lachesis.runs.fork`."""
     by_owner: bool = False
     """Whether the owner of this machine launches, who may set fields that are locked for agents."""
+    name: str | None = None
+    """A name for the run, which lists and its page in Prefect show; by default none."""
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the environment's fields as this user may edit them."""

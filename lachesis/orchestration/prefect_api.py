@@ -1,65 +1,24 @@
-"""Call a Prefect server by plain HTTP with short time limits.
-
-Prefect's own client is not used: importing it takes two seconds, and during an outage of the server
-it blocks for minutes, in which a flow could not watch its services.
-"""
+"""Ask a Prefect server about deployments, flow runs, artifacts, events and automations."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Self
-
-import httpx
+from typing import Any
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
-from lachesis.base.tls import get_tls_context
-from lachesis.orchestration.server_info import find_api_url, read_auth_string
+from lachesis.orchestration.prefect_http import MISSING, PrefectHttp
 
-# A server that is down refuses a connection at once; one that is busy accepts it and is slow.
-CONNECT_TIMEOUT_S = 1.0
 # Time limit for questions about runs, which the records can answer too.
 READ_TIMEOUT_S = 2.5
-# Time limit for other calls; three of them stay below the 30 s that clients wait.
-#
-# While several runs start on two cores, the server takes seconds to respond.
-TIMEOUT_S = 8.0
-# Pauses before a busy server is called again; SQLite allows one writer, else it responds with 503.
-BUSY_RETRY_PAUSES_S = (0.1, 0.3, 0.9)
 # The server's own limit for one call.
 MAX_DELETED_RUNS = 50
-# Returned for an object that the server does not know.
-MISSING = object()
 
 
-class PrefectApi:
+class PrefectApi(PrefectHttp):
     """Call one server; every method raises ServerDownError if it does not respond in time."""
-
-    def __init__(self, url: str | None = None) -> None:
-        server_url = url or find_api_url()
-        if server_url is None:
-            raise ServerDownError(
-                "no Prefect server is known: start one with `lachesis serve` and wait until it "
-                "prints `ready`, or set PREFECT_API_URL"
-            )
-        self.url = server_url
-        user, _, password = (read_auth_string() or "").partition(":")
-        self._auth = (user, password) if user else None
-        self._client: httpx.Client | None = None
-
-    @contextlib.contextmanager
-    def reuse_connection(self) -> Iterator[Self]:
-        """Use one connection for many calls; a new one for each takes five times as long."""
-        with httpx.Client(trust_env=False, verify=get_tls_context()) as self._client:
-            try:
-                yield self
-            finally:
-                self._client = None
 
     def require_healthy(self) -> None:
         """Raise ServerDownError unless the server responds."""
@@ -78,6 +37,38 @@ class PrefectApi:
         deployment = self._request("GET", f"/deployments/name/{flow}/{name}", missing_ok=True)
         return _none_if_missing(deployment)
 
+    def update_deployment(self, deployment_id: str, changes: Json) -> None:
+        """Change fields of a deployment; its schedules and flow runs stay as they are."""
+        self._request("PATCH", f"/deployments/{deployment_id}", changes)
+
+    def delete_deployment(self, deployment_id: str) -> None:
+        """Delete a deployment; its flow runs stay."""
+        self._request("DELETE", f"/deployments/{deployment_id}")
+
+    def create_schedule(self, deployment_id: str, schedule: Json) -> Json:
+        """Add a schedule to a deployment and return it."""
+        return dict(self._request("POST", f"/deployments/{deployment_id}/schedules", [schedule])[0])
+
+    def delete_schedule(self, deployment_id: str, schedule_id: str) -> None:
+        """Delete a schedule; the server also deletes the flow runs that it has planned."""
+        self._request("DELETE", f"/deployments/{deployment_id}/schedules/{schedule_id}")
+
+    def list_waiting_flow_runs(self, deployment_id: str, *, due_only: bool = False) -> list[Json]:
+        """Return the flow runs of a deployment that wait to be started or are suspended.
+
+        With `due_only` return only those whose time has come and that are not suspended.
+        """
+        flow_run_filter: Json = {
+            "deployment_id": {"any_": [deployment_id]},
+            "state": {"type": {"any_": ["SCHEDULED"] if due_only else ["SCHEDULED", "PAUSED"]}},
+        }
+        if due_only:
+            flow_run_filter["next_scheduled_start_time"] = {
+                "before_": datetime.now(UTC).isoformat()
+            }
+        body = {"flow_runs": flow_run_filter, "sort": "EXPECTED_START_TIME_ASC"}
+        return list(self._request("POST", "/flow_runs/filter", body) or [])
+
     def create_flow_run(
         self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
     ) -> Json:
@@ -88,6 +79,8 @@ class PrefectApi:
             "tags": tags,
             "idempotency_key": key,
             "state": {"type": "SCHEDULED", "message": "submitted"},
+            # They were checked here, and may name an environment by its file.
+            "enforce_parameter_schema": False,
         }
         path = f"/deployments/{deployment_id}/create_flow_run"
         try:
@@ -115,6 +108,20 @@ class PrefectApi:
             ):
                 flow_runs[flow_run["id"]] = flow_run
         return flow_runs
+
+    def update_flow_run(self, flow_run_id: str, *, name: str, tags: list[str]) -> None:
+        """Give a flow run another name and other tags."""
+        self._request("PATCH", f"/flow_runs/{flow_run_id}", {"name": name, "tags": tags})
+
+    def set_state(self, flow_run_id: str, state: Json, *, force: bool = False) -> Json:
+        """Propose a state, which is set if the server's rules allow it or with `force`; return the
+        state that the flow run has now.
+        """
+        path = f"/flow_runs/{flow_run_id}/set_state"
+        result = self._request("POST", path, {"state": state, "force": force}) or {}
+        if result.get("state"):
+            return dict(result["state"])
+        return dict((self.read_flow_run(flow_run_id) or {}).get("state") or state)
 
     def cancel(self, flow_run_id: str, message: str) -> Json:
         """Ask the runner to end the run; a run that has not started ends at once."""
@@ -152,6 +159,7 @@ class PrefectApi:
         data: object,
         description: str,
         artifact_id: str | None = None,
+        task_run_id: str | None = None,
     ) -> str:
         """Change an artifact in place, or create it, and return its id.
 
@@ -162,7 +170,12 @@ class PrefectApi:
         if artifact_id is not None and self.update_artifact(artifact_id, encoded_data):
             return artifact_id
         return self.create_artifact(
-            flow_run_id, key=key, kind=kind, data=encoded_data, description=description
+            flow_run_id,
+            key=key,
+            kind=kind,
+            data=encoded_data,
+            description=description,
+            task_run_id=task_run_id,
         )
 
     def _find_newest_artifact(self, key: str, flow_run_id: str | None) -> str | None:
@@ -184,12 +197,18 @@ class PrefectApi:
         return None
 
     def create_artifact(
-        self, flow_run_id: str | None, *, key: str, kind: str, data: object, description: str = ""
+        self,
+        flow_run_id: str | None,
+        *,
+        key: str,
+        kind: str,
+        data: object,
+        description: str = "",
+        task_run_id: str | None = None,
     ) -> str:
-        """Create an artifact and return its id.
+        """Create an artifact, of a flow run, of one of its tasks, or of neither; return its id.
 
-        `data` of a table is a list of rows, of progress a number from 0 to 100. The artifact may
-        have no flow run.
+        `data` of a table is a list of rows, of progress a number from 0 to 100.
         """
         body = {
             "key": key,
@@ -197,6 +216,7 @@ class PrefectApi:
             "data": data,
             "description": description,
             "flow_run_id": flow_run_id,
+            "task_run_id": task_run_id,
         }
         return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
@@ -286,77 +306,6 @@ class PrefectApi:
             {"flow_runs": flow_run_filter, "limit": MAX_DELETED_RUNS},
         )
         return len((result or {}).get("deleted", []))
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        missing_ok: bool = False,
-        timeout_s: float | None = None,
-    ) -> Any:
-        response = self._request_when_ready(method, path, body, timeout_s or TIMEOUT_S)
-        if response.status_code == 404 and missing_ok:
-            return MISSING
-        if response.status_code == 401:
-            raise ServerDownError(
-                f"the Prefect server at {self.url} requires a name and a password: set "
-                "PREFECT_API_AUTH_STRING to the NAME:PASSWORD that was given to `lachesis serve`"
-            )
-        if response.status_code >= 400:
-            raise ServerDownError(
-                f"the Prefect server responded to {path} with HTTP {response.status_code}: "
-                f"{response.text[:500]}"
-            )
-        if not response.content:
-            return None
-        try:
-            return response.json()
-        except ValueError as error:
-            raise ServerDownError(
-                f"the server at {self.url} is not a Prefect server: {response.text[:100]!r}"
-            ) from error
-
-    def _request_when_ready(
-        self, method: str, path: str, body: object, timeout_s: float
-    ) -> httpx.Response:
-        """Return the server's response; repeat the request while the server is too busy for it."""
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        try:
-            for pause_s in BUSY_RETRY_PAUSES_S:
-                response = self._send_request(method, path, body, timeout)
-                # The server responds with 503 while its database is locked.
-                if response.status_code != 503:
-                    return response
-                time.sleep(pause_s)
-            return self._send_request(method, path, body, timeout)
-        except httpx.ReadTimeout as error:
-            raise ServerDownError(
-                f"the Prefect server at {self.url} accepts calls but has not responded within "
-                f"{timeout_s:g} s; it is busy or hangs: try again, or restart it with "
-                "`lachesis serve`"
-            ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerDownError(
-                f"the Prefect server at {self.url} does not respond ({type(error).__name__}); "
-                f"start it with `lachesis serve`"
-            ) from error
-
-    def _send_request(
-        self, method: str, path: str, body: object, timeout: httpx.Timeout
-    ) -> httpx.Response:
-        options: Json = {
-            "json": body,
-            "timeout": timeout,
-            "auth": self._auth,
-            "follow_redirects": True,
-        }
-        if self._client is not None:
-            return self._client.request(method, self.url + path, **options)
-        return httpx.request(
-            method, self.url + path, trust_env=False, verify=get_tls_context(), **options
-        )
 
 
 def _is_uuid(text: str) -> bool:

@@ -5,6 +5,9 @@ restart_cancellation_poll  the runner's own poll ends for good after three failu
 list_running_ids           a cancelled run without a process has nobody who would end it
 cancel_run                 `Runner.stop()` cancels the runs one after the other, up to 30 s each
 keep_final_states          a cancellation marks a run as cancelled that has just completed
+read_parameter_schema,     a deployment's form is made from the signature of its flow, and has no
+write_parameter_schema     argument of its own
+explain_refusals           the server does not say what is allowed for a parameter that it refuses
 lock_sqlite_at_begin       the server's transactions fail with "database is locked"
 
 Everything here was written for version `PREFECT_VERSION`; a test fails when another one is
@@ -14,17 +17,22 @@ installed, so that somebody compares this module with it.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
+import jsonschema
 from prefect.exceptions import PrefectException
+
+from lachesis.orchestration.refused_values import describe_refused_value
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from prefect.client.schemas.objects import FlowRun
+    from prefect.deployments.runner import RunnerDeployment
     from prefect.runner import Runner
+    from prefect.utilities.callables import ParameterSchema
     from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 log = logging.getLogger(__name__)
@@ -89,6 +97,36 @@ def keep_final_states(runner: Runner) -> None:
 
     setattr(manager, "cancel", cancel_unless_final)  # noqa: B010
     setattr(manager, "_finalize_cancelled_state", finalize_unless_final)  # noqa: B010
+
+
+def read_parameter_schema(deployment: RunnerDeployment) -> ParameterSchema:
+    """Return the schema of the parameters of a deployment."""
+    return deployment._parameter_openapi_schema
+
+
+def write_parameter_schema(deployment: RunnerDeployment, schema: ParameterSchema) -> None:
+    """Replace the schema of the parameters of a deployment."""
+    deployment._parameter_openapi_schema = schema
+
+
+def explain_refusals() -> None:
+    """Let the server in this process say what is allowed for a parameter that it refuses."""
+    from prefect.utilities.schema_tools import validation
+
+    class ExplainingJsonSchema:
+        """Stand for the module `jsonschema` in Prefect's module."""
+
+        SchemaError = jsonschema.SchemaError
+
+        @staticmethod
+        def validate(*args: Any, **options: Any) -> None:
+            try:
+                jsonschema.validate(*args, **options)
+            except jsonschema.ValidationError as error:
+                error.message = describe_refused_value(error)
+                raise
+
+    setattr(validation, "jsonschema", ExplainingJsonSchema)  # noqa: B010
 
 
 def lock_sqlite_at_begin() -> None:

@@ -21,6 +21,7 @@ from lachesis.config.edits import ConfigFields
 from lachesis.config.profiles import check_embedded, check_endpoint
 from lachesis.config.run_config import RunConfig, resolve_run_config
 from lachesis.orchestration import launch_inputs, server
+from lachesis.orchestration.flow_parameters import make_parameters, make_test_parameters
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs import fork
@@ -185,6 +186,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         forecast = gate.find_forecast(tests, config, fingerprint)
     return RunRecord(
         run_id=run_id,
+        name=launch.request.name,
         environment=environment.name,
         environment_file=environment.file_path,
         profile=launch.request.profile,
@@ -195,6 +197,9 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         fingerprint=fingerprint,
         additional_environments=_describe_additional_environments(launch),
         set_fields=dict(launch.set_fields),
+        parameters=make_parameters(
+            launch.request, environment.file_path, launch.set_fields, run_id
+        ),
         forecast=forecast.model_dump(mode="json") if forecast else None,
         require_validation=launch.request.require_validation,
         wandb_project=config.tinker.wandb_project,
@@ -240,7 +245,9 @@ def resolve_test(
     if remote_models := [name for name in model_names if not name.startswith(EMBEDDED)]:
         check_endpoint(remote_models, server.read_key_names())
     PrefectApi()  # raises when no server is known, before anything is made
-    return ResolvedTest(ResolvedLaunch(request, launch_fields.environment, config), model_names)
+    set_fields = launch_fields.list_set_fields(config)
+    launch = ResolvedLaunch(request, launch_fields.environment, config, set_fields=set_fields)
+    return ResolvedTest(launch, model_names)
 
 
 def create_inference_test(
@@ -263,4 +270,7 @@ def create_inference_test(
         fingerprint=compute_fingerprint(Path(environment.file_path), own_values),
         own_values=own_values,
         planned=gate.make_planned_run(config),
+        parameters=make_test_parameters(
+            resolved.launch.request, options, environment.file_path, resolved.launch.set_fields
+        ),
     )

@@ -151,15 +151,42 @@ def needs_new_attempt(record: RunRecord) -> bool:
 
 
 def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether a flow run belongs to the run's attempt, or was started by hand in Prefect.
+    """Return whether a flow run performs the run's current attempt.
 
-    If Prefect cannot be asked about the flow run, it is assumed to belong to the attempt.
+    If Prefect cannot be asked about the flow run, it is assumed to do so.
     """
-    if flow_run_id is None or flow_run_id == record.flow_run_id:
+    return flow_run_id == record.flow_run_id or is_own_submission(
+        flow_run_id, submit.make_submission_key(record)
+    )
+
+
+def belongs_to_run(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Return whether a flow run was submitted for an attempt of this run, the current one or an
+    earlier one.
+
+    If Prefect cannot be asked about the flow run, it is assumed that it was.
+    """
+    if flow_run_id is None or flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
         return True
+    key = _read_key(flow_run_id)
+    return key is None or key.startswith(f"{record.run_id}-")
+
+
+def is_own_submission(flow_run_id: str | None, key: str) -> bool:
+    """Return whether a flow run was submitted with this key; assumed without an answer from
+    Prefect.
+    """
+    if flow_run_id is None:
+        return True
+    return _read_key(flow_run_id) in (None, key)
+
+
+def _read_key(flow_run_id: str) -> str | None:
+    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
+    respond.
+    """
     try:
         flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
     except ServerDownError:
-        return True
-    # The key was given at the submission of the attempt; see `submit.submit_run`.
-    return flow_run.get("idempotency_key") == f"{record.run_id}-{record.attempt}"
+        return None
+    return str(flow_run.get("idempotency_key") or "")

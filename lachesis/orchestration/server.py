@@ -21,24 +21,35 @@ from lachesis.base.typed_values import read_env_number
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server_info import read_server_info, server_file
 
-TRAINING_FLOW = "launch-training"
-TEST_FLOW = "validate-environment"
-MONITOR_FLOW = "monitor-training"
-NIGHTLY_FLOW = "validate-all-environments"
+# The names of the flows, which are also those of their deployments.
+TRAINING_FLOW = "train"
+TEST_FLOW = "test"
+MONITOR_FLOW = "monitor"
+NIGHTLY_FLOW = "nightly"
+# The value of $LACHESIS_DEPLOYMENT for deployments that are named after their flows alone.
+LOCAL = "local"
 # The line that the runner prints when it accepts runs.
 READY_LINE = "runner is ready"
 
 
-def get_deployment_name(home: Path) -> str:
-    """Return the name of this home's deployments.
+def get_deployment_suffix(home: Path) -> str:
+    """Return what distinguishes this home's deployments at a server that other homes may share.
 
-    It is `local`; at a server that other homes may share it contains a hash of the home. A flow
-    gets the name from its runner.
+    It is $LACHESIS_DEPLOYMENT, else a hash of the home if $PREFECT_API_URL names a server, else
+    `local`, which means no suffix. A flow gets it from its runner.
     """
-    configured_name = os.environ.get("LACHESIS_DEPLOYMENT")
-    if configured_name or not os.environ.get("PREFECT_API_URL"):
-        return configured_name or "local"
-    return f"local-{hashlib.sha256(f'{socket.gethostname()}:{home}'.encode()).hexdigest()[:8]}"
+    configured_suffix = os.environ.get("LACHESIS_DEPLOYMENT")
+    if configured_suffix or not os.environ.get("PREFECT_API_URL"):
+        return configured_suffix or LOCAL
+    return hashlib.sha256(f"{socket.gethostname()}:{home}".encode()).hexdigest()[:8]
+
+
+def get_deployment_name(flow: str, home: Path) -> str:
+    """Return the name of this home's deployment of a flow, `train` or `train-SUFFIX`."""
+    suffix = get_deployment_suffix(home)
+    if suffix == LOCAL:
+        return flow
+    return f"{flow}-{suffix}"
 
 
 def find_running_server() -> dict[str, Any] | None:
@@ -88,12 +99,12 @@ def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
     Raises:
         ServerDownError: The server does not respond, or has no such deployment.
     """
-    api, name = PrefectApi(), f"{flow}/{get_deployment_name(home)}"
-    deployment = api.read_deployment(flow, get_deployment_name(home))
+    api, name = PrefectApi(), get_deployment_name(flow, home)
+    deployment = api.read_deployment(flow, name)
     if deployment is None:
         raise ServerDownError(
-            f"the Prefect server at {api.url} has no deployment {name}; start it with `lachesis "
-            f"serve`"
+            f"the Prefect server at {api.url} has no deployment {flow}/{name}; start it with "
+            "`lachesis serve`"
         )
     return api, deployment
 
@@ -107,7 +118,7 @@ def find_server_problem(home: Path) -> str | None:
         api.require_healthy()
         if (
             read_server_info() is None
-            or api.read_deployment(TRAINING_FLOW, get_deployment_name(home)) is None
+            or api.read_deployment(TRAINING_FLOW, get_deployment_name(TRAINING_FLOW, home)) is None
         ):
             return (
                 f"the Prefect server at {api.url} responds, but there is no runner of {home}; "

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from lachesis.base.errors import ServerDownError
+from lachesis.base.json_text import Json
 from lachesis.base.waiting import wait_until
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TEST_FLOW, TRAINING_FLOW, find_deployment, get_max_runs
@@ -33,13 +34,31 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
     url, flow_run_id = schedule_flow_run(
         TRAINING_FLOW,
         store.home,
-        name=f"{record.environment}-{record.run_id}",
-        parameters={"run_id": record.run_id, "home": str(store.home)},
-        tags=["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"],
-        # The server returns the existing flow run for a key that it knows.
-        key=f"{record.run_id}-{record.attempt}",
+        name=record.title,
+        parameters=list_parameters(record),
+        tags=list_tags(record),
+        key=make_submission_key(record),
     )
     return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
+
+
+def make_submission_key(record: RunRecord) -> str:
+    """Return the key of an attempt; the server returns the existing flow run for one it knows."""
+    return f"{record.run_id}-{record.attempt}"
+
+
+def list_parameters(record: RunRecord) -> Json:
+    """Return the parameters of a run's flow run; those of 0.1.0 say only which run it is."""
+    return record.parameters or {
+        "environment": record.environment,
+        "profile": record.profile,
+        "run_id": record.run_id,
+    }
+
+
+def list_tags(record: RunRecord) -> list[str]:
+    """Return the tags by which a run's flow runs are found."""
+    return ["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"]
 
 
 def schedule_flow_run(
@@ -68,12 +87,27 @@ def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
     _, flow_run_id = schedule_flow_run(
         TEST_FLOW,
         tests.home,
-        name=f"test-{test.request.environment}-{test.test_id}",
-        parameters={"test_id": test.test_id, "home": str(tests.home)},
-        tags=["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"],
-        key=f"test-{test.test_id}",
+        name=make_test_title(test),
+        parameters={**test.parameters, "test_id": test.test_id},
+        tags=list_test_tags(test),
+        key=make_test_key(test.test_id),
     )
     tests.save_flow_run_id(test.test_id, flow_run_id)
+
+
+def make_test_title(test: InferenceTest) -> str:
+    """Return the name of a test's flow run."""
+    return f"test-{test.request.environment}-{test.test_id}"
+
+
+def make_test_key(test_id: str) -> str:
+    """Return the key of a test's flow run."""
+    return f"test-{test_id}"
+
+
+def list_test_tags(test: InferenceTest) -> list[str]:
+    """Return the tags by which a test's flow run is found."""
+    return ["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"]
 
 
 def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:

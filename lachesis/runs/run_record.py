@@ -55,6 +55,8 @@ class RunRecord(BaseModel):
     _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     run_id: str
+    name: str | None = None
+    """The name that its user gave it, if any."""
     environment: str
     environment_file: str
     profile: str
@@ -68,6 +70,8 @@ class RunRecord(BaseModel):
     """The run's further environments, by name."""
     set_fields: dict[str, Any] = {}
     """The configuration fields that the user has set at the start, as SECTION.FIELD."""
+    parameters: dict[str, Any] = {}
+    """The parameters of its flow runs in Prefect; empty in records of 0.1.0."""
     forecast: dict[str, Any] | None = None
     """The forecast of a validation of the same code."""
     require_validation: bool = False
@@ -113,12 +117,19 @@ class RunRecord(BaseModel):
     """Why logging to W&B has stopped, if it has."""
     prefect_api_url: str | None = None
     flow_run_id: str | None = None
+    made_for_flow_run_id: str | None = None
+    """The flow run that was started in Prefect and for which this run was made, if one was."""
     flow_pid: int | None = None
     services: dict[str, ServiceRecord] = {}
     dead_environments: dict[str, str] = {}
     """Environments whose groups were all invalid in this attempt, with the reason, by name."""
     evaluation: dict[str, dict[str, float]] = {}
     """Held-out metrics of the environment, before and after training."""
+
+    @property
+    def title(self) -> str:
+        """Return the name of the run's flow runs in Prefect."""
+        return f"{self.name or self.environment}-{self.run_id}"
 
     @property
     def has_ended(self) -> bool:

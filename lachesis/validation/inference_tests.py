@@ -80,6 +80,8 @@ class InferenceTest(BaseModel):
 
     test_id: str
     request: InferenceRequest
+    parameters: Json = {}
+    """The parameters of its flow run in Prefect."""
     class_name: str = ""
     fingerprint: str = ""
     """Hash of the environment's code when it was tested."""

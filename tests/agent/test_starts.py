@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.agent.session import AgentSession
 from lachesis.base.json_text import Json
-from lachesis.orchestration import prefect_api, submit
+from lachesis.orchestration import prefect_http, submit
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
@@ -150,7 +150,7 @@ def test_a_start_whose_environment_file_is_gone_is_refused(
 def test_a_server_that_hangs_is_told_as_one_that_is_down(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefect_api, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(prefect_http, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")
         ask("rl_select_environment", name="arithmetic")

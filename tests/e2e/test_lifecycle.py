@@ -148,7 +148,7 @@ def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[...,
     monitor has one.
     """
     url = json.loads((served_home / "server.json").read_text())["api_url"]
-    deployment = httpx.get(f"{url}/deployments/name/monitor-training/local").json()
+    deployment = httpx.get(f"{url}/deployments/name/monitor/monitor").json()
     assert [schedule["active"] for schedule in deployment["schedules"]] == [True]
     body = {
         "deployments": {"id": {"any_": [deployment["id"]]}},

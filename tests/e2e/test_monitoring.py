@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from flows.monitor import delete_old_ticks
@@ -27,6 +26,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore
+from tests.e2e.prefect_client import Server
 from tests.patience import POLL_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -41,58 +41,11 @@ CHROMIUM = next(
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--virtual-time-budget=9000")  # fmt: skip
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-class Server:
-    """The Prefect server of the served home. SQLite takes one writer; who meets another is told 503
-    and asks again.
-    """
-
-    def __init__(self, home: Path, wait_until: Callable[..., Any]) -> None:
-        note = json.loads((home / "server.json").read_text())
-        self.url, self.pid, self.wait_until = note["api_url"], note["pids"]["server"], wait_until
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        def answered() -> httpx.Response | None:
-            answer = httpx.request(method, self.url + path, json=body, timeout=20)
-            return answer if answer.status_code != 503 else None
-
-        answer: httpx.Response = self.wait_until(answered, 30, path)
-        return answer.raise_for_status().json()
-
-    def deployment(self, flow: str) -> str:
-        return str(self.ask("GET", f"/deployments/name/{flow}/local")["id"])
-
-    def start(self, flow: str, parameters: Json | None = None, **state: Any) -> str:
-        """The id of a new flow run, for now unless the state says another time."""
-        body = {"state": {"type": "SCHEDULED", **state}, "parameters": parameters or {}}
-        return str(
-            self.ask("POST", f"/deployments/{self.deployment(flow)}/create_flow_run", body)["id"]
-        )
-
-    def ended(self, flow_run: str, timeout_s: float = 90) -> Json:
-        """Its last state."""
-
-        def state() -> Json | None:
-            found: Json = self.ask("GET", f"/flow_runs/{flow_run}")["state"]
-            return found if found["type"] in ENDED else None
-
-        return dict(self.wait_until(state, timeout_s, "the end of a flow run"))
-
-    def tick(self) -> None:
-        """One tick of the deployed monitor, in a process of the runner; another one if it met the
-        schedule's own.
-        """
-        state = self.ended(self.start("monitor-training"))
-        if state["type"] == "CANCELLED":
-            state = self.ended(self.start("monitor-training"))
-        assert state["type"] == "COMPLETED", state
 
 
 @pytest.fixture(scope="module")
-def server(served_home: Path, wait_until: Callable[..., Any]) -> Server:
-    return Server(served_home, wait_until)
+def server(served_home: Path) -> Server:
+    return Server(served_home)
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +92,8 @@ def test_the_end_of_a_run_is_told(
     kinds = {"Failed", "Cancelled", "Completed"}
     for kind in kinds:
         made = server.start(
-            "launch-training",
-            {"run_id": "0123abcd", "home": "/"},
+            "train",
+            {"environment": "arithmetic"},
             state_details={"scheduled_time": tomorrow},
         )
         state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
@@ -156,7 +109,7 @@ def test_the_end_of_a_run_is_told(
 
 def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
     """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
-    deployment = server.deployment("monitor-training")
+    deployment = server.deployment("monitor")
     wanted = {
         "deployments": {"id": {"any_": [deployment]}},
         "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
@@ -174,7 +127,7 @@ def test_environments_are_validated_at_night(served_home: Path, server: Server) 
     hand here.
     """
     known = set((served_home / "inference_tests").glob("*"))
-    state = server.ended(server.start("validate-all-environments"))
+    state = server.ended(server.start("nightly"))
     assert state["type"] == "COMPLETED", state
     made = {
         json.loads((one / "test.json").read_text())["request"]["environment"]: one
@@ -286,7 +239,7 @@ def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
     """Ten that are due at once, as after a night with the lid closed: the ones that meet another
     are cancelled without a process.
     """
-    made = [server.start("monitor-training") for _ in range(10)]
+    made = [server.start("monitor") for _ in range(10)]
     states = [server.ended(one)["type"] for one in made]
     assert set(states) == {"COMPLETED", "CANCELLED"}
     assert states.count("CANCELLED") >= 5
@@ -328,7 +281,10 @@ def test_pages_in_a_browser(
     )
     flow_run = record(served_home, broken_run)["flow_run_id"]
     pages = {
-        "run": (f"/runs/flow-run/{flow_run}", ["wait for trainer", f"run:{broken_run}"]),
+        "run": (
+            f"/runs/flow-run/{flow_run}",
+            ["wait until trainer is healthy", f"run:{broken_run}"],
+        ),
         "report": (
             f"/v2/artifacts/artifact/{known['report']}",
             ["Learning: broken", "data:image/svg", "have not changed"],

@@ -62,55 +62,36 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     )
 
 
-def test_a_launch_by_hand_of_a_living_run_changes_nothing(world: World, row: Row) -> None:
-    """As the button in Prefect's page does it."""
+def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
+    """As Prefect's page makes it: with the same parameters, the id of the run included."""
     run = world.take("running")
     run.reach("running")
     api = PrefectApi()
-    deployment = api.read_deployment("launch-training", "local")
+    deployment = api.read_deployment("train", "train")
     assert deployment is not None
-    parameters = {"run_id": run.run_id, "home": str(world.home)}
-    second = api.create_flow_run(
+    known = {record.run_id for record in world.store.all()}
+    copy = api.create_flow_run(
         deployment["id"],
-        name="by hand",
-        parameters=parameters,
+        name="copy",
+        parameters=dict(run.record.parameters),
         tags=[],
         key=f"by-hand-{time.time()}",
     )
-    state = world.wait(
-        lambda: (
-            (one := (api.read_flow_run(second["id"]) or {})["state"])["type"]
-            in ("CANCELLED", "FAILED", "CRASHED")
-            and one
-        ),
-        90,
-        "its end",
+    (record,) = world.wait(
+        lambda: [one for one in world.store.all() if one.run_id not in known], 90, "the new run"
     )
-    assert state["type"] == "CANCELLED"
-    assert "is alive already" in state["message"]
+    assert record.flow_run_id == copy["id"]
+    assert record.environment == run.record.environment
     run.advances()
-    assert run.record.flow_run_id != second["id"]
-    attempt = run.stop().attempt
-    third = api.create_flow_run(
-        deployment["id"],
-        name="by hand",
-        parameters=parameters,
-        tags=[],
-        key=f"by-hand-{time.time()}",
-    )
-    world.wait(
-        lambda: run.record.flow_run_id == third["id"] and run.record.resumed,
-        120,
-        "the resume by hand",
-    )
-    run.advances()
-    assert run.record.attempt == attempt + 1
+    assert run.record.flow_run_id != copy["id"]
+    world.service.stop(record.run_id, now=True)
+    world.wait(lambda: world.service.get_run(record.run_id).has_ended, 90, "the end of the copy")
     world.current = run
     row(
-        fault="launched by hand",
-        phase="running, ended",
-        expected="returned, resumed",
-        seen="cancelled; resumed",
+        fault="copied in Prefect",
+        phase="running",
+        expected="a new run",
+        seen="a new run",
         kept=run.kept(),
     )
 

@@ -71,7 +71,7 @@ def test_signal_to_what_surrounds_the_services(
 def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[..., None]) -> None:
     """It has no slug, as Prefect's page makes it; each start of the runner saves its flows anew."""
     api = PrefectApi()
-    deployment = api.read_deployment("launch-training", "local")
+    deployment = api.read_deployment("train", "train")
     assert deployment is not None
     path = f"/deployments/{deployment['id']}/schedules"
     cron = {"cron": "0 3 * * *", "timezone": "UTC"}
@@ -166,9 +166,9 @@ def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[
     """
     url = json.loads(server_file(world.home).read_text())["api_url"]
     with httpx.Client(base_url=url, trust_env=False) as prefect:
-        deployment = prefect.get("/deployments/name/launch-training/local").json()["id"]
+        deployment = prefect.get("/deployments/name/train/train").json()["id"]
         later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}
-        body = {"parameters": {"run_id": "none", "home": str(world.home)}, "state": later}
+        body = {"parameters": {"environment": "steady"}, "state": later}
         flow_run = prefect.post(f"/deployments/{deployment}/create_flow_run", json=body).json()[
             "id"
         ]

@@ -59,7 +59,7 @@ def record_one_tick() -> None:
                 time.sleep(0.2)  # The database is busy.
             return response.raise_for_status().json() if response.content else None
 
-        deployment = client.get("/deployments/name/monitor-training/local").json()
+        deployment = client.get("/deployments/name/monitor/monitor").json()
         now = datetime.now(UTC).isoformat()
         tick = {
             "flow_id": deployment["flow_id"],

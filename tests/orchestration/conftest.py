@@ -16,7 +16,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the deployment of training runs."""
     with serve_prefect(tmp_path_factory.mktemp("prefect")) as api:
         flow = api._request("POST", "/flows/", {"name": TRAINING_FLOW})
-        api._request("POST", "/deployments/", {"name": "test", "flow_id": flow["id"]})
+        api._request("POST", "/deployments/", {"name": "train-test", "flow_id": flow["id"]})
         yield api.url
 
 

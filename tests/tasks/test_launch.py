@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import attempts, launch, training_run
+from flows import attempts, held_out_evaluations, train, training_run
 from flows.stop_requests import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
 from lachesis.base.json_lines import read_json_lines
+from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.runs.evaluation_results import describe_evaluation_faults, summarize_failures
 from lachesis.runs.run_dir import RunDir
@@ -25,7 +26,6 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.plan import make_training_plan
 from lachesis.supervision.process import ServiceSpec
-from tasks.processes import wait_for_end
 from tests.records import make_record
 
 
@@ -41,15 +41,15 @@ def caught(*errors: BaseException) -> BaseException:
 
 def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
     asked = TerminationSignal(signal.SIGTERM)
-    assert launch.find_termination_signal(asked) is asked
+    assert train.find_termination_signal(asked) is asked
     assert (
-        launch.find_termination_signal(
+        train.find_termination_signal(
             caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))
         )
         is asked
     )
     assert (
-        launch.find_termination_signal(
+        train.find_termination_signal(
             caught(ValueError("of the run"), RuntimeError("left the task"))
         )
         is None
@@ -66,9 +66,9 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
 
     store.create(record)
     monkeypatch.setenv("HTTPS_PROXY", f"https://me:{secret}@proxy")
-    monkeypatch.setattr(launch, "_run_services", start_to_end)
+    monkeypatch.setattr(train, "_run_services", start_to_end)
     with pytest.raises(RuntimeError, match=r"https://me:\*\*\*@proxy is away") as raised:
-        launch._run_and_record_end(store, record.run_id, 0, is_started_by_hand=False)
+        train._run_and_record_end(store, record.run_id, 0)
     assert secret not in "".join(traceback.format_exception(raised.value))
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
 
@@ -104,10 +104,10 @@ def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) 
     folder = store.dir(record.run_id)
     (folder.checkpoints / "step-000000.json").write_text("{}")
     with pytest.raises(ValidationMissingError, match="it has never been validated"):
-        launch._require_validation(store, record)
-    launch._require_validation(store, record.model_copy(update={"require_validation": False}))
+        train._require_validation(store, record)
+    train._require_validation(store, record.model_copy(update={"require_validation": False}))
     folder.metrics.write_text('{"step": 1}\n')
-    launch._require_validation(store, record)
+    train._require_validation(store, record)
 
 
 def test_an_attempt_without_its_validation_is_not_begun(
@@ -115,10 +115,12 @@ def test_an_attempt_without_its_validation_is_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, begun = RunStore(tmp_path), []
-    record = created(store, require_validation=True, status="failed")
-    monkeypatch.setattr(launch, "_run_services", lambda *_: begun.append(1))
-    with pytest.raises(ValidationMissingError):
-        launch._run_and_record_end(store, record.run_id, 0, is_started_by_hand=True)
+    record = created(store, require_validation=True, status="failed", started_at=now_iso())
+    monkeypatch.setattr(train, "_run_services", lambda *_: begun.append(1))
+    state = train._run_and_record_end(store, record.run_id, 0)
+    assert state is not None
+    assert (state.type, state.name) == ("FAILED", "Refused")
+    assert "it has never been validated" in str(state.message)
     assert (begun, store.load(record.run_id).attempt) == ([], 2)
 
 
@@ -148,8 +150,9 @@ def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_pr
     monkeypatch.setattr(run_config.RunConfig, "from_yaml", count_config)
     monkeypatch.setattr(training_run, "start_service", stop_here)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     with pytest.raises(KeyError, match="first service"):
-        launch.launch.fn(record.run_id, str(tmp_path))
+        train.train.fn(run_id=record.run_id)
     assert reads_at_start == [{"record": 2, "configuration": 1}]
 
 
@@ -166,8 +169,9 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
 
     monkeypatch.setattr(RunDir, "hold_alive_lock", living)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     with pytest.raises(KeyError, match="asked"):
-        launch.launch.fn(record.run_id, str(tmp_path))
+        train.train.fn(run_id=record.run_id)
     folder = store.dir(record.run_id)
     plan = make_training_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
@@ -200,22 +204,13 @@ def evaluating(
         log_command="lachesis logs RUN evaluate_before",
     )
     after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
-    plan = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
-    monkeypatch.setattr(training_run, "wait_for_end", wait_for_end.fn)
+    plan: Any = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
+    monkeypatch.setattr(held_out_evaluations, "run_as_task", lambda _, work: work())
 
     def evaluate(require_wanted: Callable[[], None]) -> None:
-        run: Any = SimpleNamespace(
-            plan=plan,
-            group=group,
-            store=store,
-            run_id=record.run_id,
-            record=record,
-            folder=store.dir(record.run_id),
-            env_ids={},
-            check_stop_request=lambda: None,
-            _raise_if_stop_requested=require_wanted,
-        )
-        training_run.TrainingRun.evaluate_held_out(run)
+        held_out_evaluations.HeldOutEvaluations(
+            store, record.run_id, plan, group, require_wanted
+        ).finish()
 
     with ServiceGroup() as group:
         group.start(trainer)

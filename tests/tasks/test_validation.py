@@ -368,7 +368,8 @@ def test_a_test_that_is_suspended_in_prefect_ends(
     bench = make()
     monkeypatch.setattr("flows.validate.build_missing_model", suspended)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
-    state = validate.fn(bench.test.test_id, str(bench.tests.home))
+    monkeypatch.setenv("LACHESIS_HOME", str(bench.tests.home))
+    state = validate.fn(test_id=bench.test.test_id)
     assert state is not None
     assert state.type == "CANCELLED"
     test = bench.tests.load(bench.test.test_id)

@@ -1,4 +1,4 @@
-"""Define the flow `launch-training`: one flow run is one training run."""
+"""Define the flow `train`: one flow run is one attempt of a training run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause, TerminationSignal
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed, Failed
 
 from flows.attempts import (
     begin_attempt,
@@ -21,6 +21,8 @@ from flows.attempts import (
     record_end,
     record_exits,
 )
+from flows.final_states import end_flow_run, make_refusal
+from flows.requested_runs import find_or_create_run, require_free_run
 from flows.stop_requests import (
     StopRequested,
     SuspendRequested,
@@ -28,14 +30,16 @@ from flows.stop_requests import (
     raise_if_stop_requested,
 )
 from flows.training_run import TrainingRun
+from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.resuming import belongs_to_attempt
+from lachesis.orchestration.flow_parameters import RunLimits
 from lachesis.orchestration.suspension import record_suspension
 from lachesis.runs import leftovers
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.service import LachesisService
 from lachesis.supervision.group import ServiceGroup
 from lachesis.validation.gate import require_validation
 from lachesis.validation.inference_tests import InferenceTestStore
@@ -49,28 +53,68 @@ LOCK_TIMEOUT_S = 300.0
 GRACE_WITHOUT_ENGINE_S = 5.0
 
 
-@flow(name="launch-training", retries=0)
-def launch(run_id: str, home: str) -> State[Any] | None:
-    """Start the services in order, supervise them, and end them in reverse order whatever
-    happens.
+# Prefect's own check of the types is off, because it logs a traceback of the error.
+@flow(name="train", retries=0, validate_parameters=False)
+def train(
+    environment: str = "",
+    profile: str = "embedded",
+    steps: int | None = None,
+    model: str | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    from_checkpoint: str | None = None,
+    require_validation: bool = False,
+    settings: str | None = None,
+    limits: RunLimits | None = None,
+    run_id: str | None = None,
+) -> State[Any] | None:
+    """Train a language model on an environment.
+
+    Args:
+        environment: What the model is trained on: one of the environments that are found now.
+        profile: Where training happens: `embedded` on this machine, `tinker` on the Tinker cloud,
+            `custom` at another server of the Tinker protocol.
+        steps: Training steps. Empty: the profile's number.
+        model: Base model: a name on Hugging Face, a folder, or `tiny`. Empty: the profile's model,
+            or a tiny model that was pretrained on the environment.
+        name: A name of your own for the run, which lists and pages show.
+        seed: Seed of all random numbers. Empty: the profile's seed.
+        from_checkpoint: Start with the weights of a checkpoint: `RUN`, `RUN@STEP` or `RUN@best`.
+            In a schedule also `last` or `best`: that checkpoint of the schedule's last run.
+        require_validation: Refuse unless a recent test found the environment learnable.
+        settings: Further fields, one `key=value` on each line, as in `tinker.learning_rate=0.001`;
+            `lachesis envs NAME` lists them.
+        limits: At the first limit that is reached, the run saves a checkpoint and stops.
+        run_id: Reserved for programs; leave it empty.
     """
+    parameters = dict(locals())
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
-    store = RunStore(Path(home))
-    record = store.load(run_id)
-    is_started_by_hand = not belongs_to_attempt(record, runtime.flow_run.id)
-    if is_started_by_hand and store.dir(run_id).is_alive():
-        return Cancelled(message=f"run {run_id} is alive already, as flow run {record.flow_run_id}")
+    service = LachesisService()
+    flow_run_id = runtime.flow_run.id
+    try:
+        record = find_or_create_run(service, parameters, flow_run_id)
+        require_free_run(service.store, record, flow_run_id)
+    except LachesisError as error:
+        return end_flow_run(make_refusal(error), force=True)
+    if record.status == "completed":
+        return end_flow_run(Completed(message=_describe_completed(record)))
     # The services inherit this lock, so a run is alive as long as one of its processes is.
-    with store.dir(run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
-        return _run_and_record_end(store, run_id, lock_fd, is_started_by_hand=is_started_by_hand)
+    with service.store.dir(record.run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
+        return _run_and_record_end(service.store, record.run_id, lock_fd)
 
 
-def _run_and_record_end(
-    store: RunStore, run_id: str, lock_fd: int, *, is_started_by_hand: bool
-) -> State[Any] | None:
+def _describe_completed(record: RunRecord) -> str:
+    """Return why a flow run that was retried in Prefect has nothing to do."""
+    return (
+        f"the retry was refused: run {record.run_id} has completed its {record.total_steps} steps; "
+        f"to train further, start a new run with from_checkpoint {record.run_id}"
+    )
+
+
+def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any] | None:
     """Run the services and record how the run ended."""
-    record = begin_attempt(store, run_id, is_started_by_hand=is_started_by_hand)
+    record = begin_attempt(store, run_id)
     try:
         raise_if_stop_requested(store, run_id, record)
         _require_validation(store, record)
@@ -81,22 +125,32 @@ def _run_and_record_end(
         return leave_flow_run_suspended()
     except StopRequested as request:
         record_end(store, run_id, "stopped")
-        return Cancelled(message=f"stopped: {store.load(run_id).stop_reason or request}")
+        message = f"stopped: {store.load(run_id).stop_reason or request}"
+        return end_flow_run(Cancelled(message=message))
     # Also SystemExit, which Prefect's logging raises when the runner is gone.
     except BaseException as error:
         if termination_signal := find_termination_signal(error):
             record_end(store, run_id, "stopped")
             raise termination_signal from None
         record_end(store, run_id, "failed", error)
-        if (redacted_error := redact(str(error))) != str(error):  # Prefect's server stores it.
-            raise RuntimeError(redacted_error) from None
-        raise
+        return _fail(error)
     store.update(run_id, status="completed", phase=phase, **make_end_fields(store.load(run_id)))
     record_final_judgement(store, run_id)
     # The run may have been suspended after its last step; nothing is left to resume then.
     with contextlib.suppress(Pause):
         publish_report(store, run_id)
     return None
+
+
+def _fail(error: BaseException) -> State[Any]:
+    """End the flow run as failed or refused; an error that is no user's doing is raised again."""
+    if isinstance(error, ValidationMissingError):
+        return end_flow_run(make_refusal(error), force=True)
+    if isinstance(error, LachesisError):
+        return end_flow_run(Failed(message=redact(str(error))))
+    if (redacted_error := redact(str(error))) != str(error):  # Prefect's server stores it.
+        raise RuntimeError(redacted_error) from None
+    raise error
 
 
 def _require_validation(store: RunStore, record: RunRecord) -> None:
@@ -134,8 +188,8 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
     with ServiceGroup(
         inherited_fds=(lock_fd,), stop_now_file=folder.stop_now_file, reaper_env=mark_env
     ) as group:
+        training_run = TrainingRun(store, record, group)
         try:
-            training_run = TrainingRun(store, record, group)
             training_run.start()
             phase = training_run.supervise()
             # Environments are stopped first, so that the evaluation has the whole engine.
@@ -143,6 +197,7 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
             return phase
         finally:
             _ignore_sigterm()
+            training_run.evaluations.end()
             try:
                 store.update(record.run_id, status="stopping", phase="stopping")
                 # Record what ended by itself before the others are ended.

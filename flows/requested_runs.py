@@ -1,0 +1,140 @@
+"""Find or make the training run, or the test, that a flow run performs.
+
+The command line and the tools make it before they submit it. A flow run that was started in
+Prefect, by a schedule or by an automation has its run made here, with the same checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lachesis.base.errors import RunStateError, ServerDownError
+from lachesis.base.files import hold_file_lock, storage_errors
+from lachesis.base.json_text import Json
+from lachesis.catalog.describe import register_environment
+from lachesis.orchestration.flow_parameters import (
+    TestParameters,
+    TrainingParameters,
+    check_parameters,
+)
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.resolved_launch import create_inference_test
+from lachesis.orchestration.resuming import belongs_to_attempt, belongs_to_run, is_own_submission
+from lachesis.orchestration.submit import (
+    list_tags,
+    list_test_tags,
+    make_test_key,
+    make_test_title,
+)
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.service import LachesisService
+from lachesis.validation.inference_tests import InferenceTest
+
+log = logging.getLogger("lachesis.flow")
+
+
+def find_or_create_run(
+    service: LachesisService, parameters: Mapping[str, Any], flow_run_id: str | None
+) -> RunRecord:
+    """Return the run of this flow run; one that has none yet is checked and made.
+
+    A run whose id is among the parameters and that was submitted as another flow run is not
+    returned: "Copy to new run" in Prefect copies the id too, and asks for a new run.
+
+    Raises:
+        LachesisError: The parameters are refused.
+    """
+    run_id = str(parameters.get("run_id") or "")
+    store = service.store
+    if run_id and store.dir(run_id).record.is_file():
+        record = store.load(run_id)
+        if belongs_to_run(record, flow_run_id):
+            return record
+    with storage_errors(store.root):
+        store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The runner makes the runs of flow runs that wait, and a flow may begin meanwhile.
+    with hold_file_lock(store.root / ".requests.lock"):
+        record_of_flow_run = _find_record(store, flow_run_id)
+        return record_of_flow_run or _create_run(service, parameters, flow_run_id)
+
+
+def _find_record(store: RunStore, flow_run_id: str | None) -> RunRecord | None:
+    """Return the run that was made for a flow run, or is performed by it now."""
+    for record in store.all():
+        if flow_run_id and flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
+            return record
+    return None
+
+
+def _create_run(
+    service: LachesisService, parameters: Mapping[str, Any], flow_run_id: str | None
+) -> RunRecord:
+    checked = check_parameters(TrainingParameters, parameters)
+    request = checked.to_request()
+    request = replace(request, environment=register_environment(request.environment))
+    launch = service.check(request)
+    run_id = checked.run_id or ""
+    if not run_id or service.store.dir(run_id).record.is_file():
+        run_id = service.store.new_id()
+    record = service.create_run(
+        launch,
+        run_id,
+        flow_run_id=flow_run_id,
+        made_for_flow_run_id=flow_run_id,
+        prefect_api_url=PrefectApi().url,
+    )
+    log.info("this is run %s; `lachesis status %s` reports it", run_id, run_id)
+    _name_flow_run(flow_run_id, record.title, list_tags(record))
+    return record
+
+
+def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:
+    """Give the flow run the name and the tags that it would have from the command line."""
+    if flow_run_id is None:
+        return
+    with contextlib.suppress(ServerDownError):
+        api = PrefectApi()
+        flow_run: Json = api.read_flow_run(flow_run_id) or {}
+        all_tags = list(dict.fromkeys([*flow_run.get("tags", []), *tags]))
+        api.update_flow_run(flow_run_id, name=name, tags=all_tags)
+
+
+def require_free_run(store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
+    """Check that no other flow run performs the run, as when an earlier one is retried.
+
+    Raises:
+        RunStateError: The run is alive, or waits for its place.
+    """
+    if belongs_to_attempt(record, flow_run_id):
+        return
+    if store.dir(record.run_id).is_alive() or record.status == "pending":
+        raise RunStateError(
+            f"run {record.run_id} is {record.status} already, as flow run {record.flow_run_id}; "
+            f"`lachesis stop {record.run_id}` ends it"
+        )
+
+
+def find_or_create_test(
+    service: LachesisService, parameters: Mapping[str, Any], flow_run_id: str | None
+) -> InferenceTest:
+    """Return the test of this flow run; one that has none yet is checked and made.
+
+    Raises:
+        LachesisError: The parameters are refused.
+    """
+    tests, test_id = service.tests, str(parameters.get("test_id") or "")
+    if test_id and is_own_submission(flow_run_id, make_test_key(test_id)):
+        return tests.load(test_id)
+    checked = check_parameters(TestParameters, parameters)
+    request, options = checked.to_request(), checked.to_options()
+    request = replace(request, environment=register_environment(request.environment))
+    test = create_inference_test(tests, service.check_test(request, options), options)
+    if flow_run_id is not None:
+        tests.save_flow_run_id(test.test_id, flow_run_id)
+    _name_flow_run(flow_run_id, make_test_title(test), list_test_tags(test))
+    return test

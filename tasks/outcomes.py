@@ -1,0 +1,53 @@
+"""Run a part of a flow as a task whose state on the page is true.
+
+Prefect marks a task as failed whenever it raises, and logs a traceback. A stop that a person has
+asked for is no failure, and the reason of a failure is one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Failed
+
+from lachesis.base.secrets import redact
+
+
+@dataclass
+class Outcome:
+    """Hold what a part has returned or raised."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+class RequestToEnd(Exception):
+    """The part ends because somebody has asked for it."""
+
+
+def run_as_task(name: str, work: Callable[[], Any]) -> Any:
+    """Run `work` as a task of this name; return what it returns and raise what it raises."""
+    outcome = Outcome()
+    _run(name, work, outcome, return_state=True)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
+
+
+@task(task_run_name="{name}", cache_policy=NO_CACHE)
+def _run(name: str, work: Callable[[], Any], outcome: Outcome) -> State[Any]:
+    try:
+        outcome.result = work()
+    # Also a signal to end, which is raised again outside of the task.
+    except BaseException as error:
+        outcome.error = error
+        message = redact(str(error))
+        if isinstance(error, RequestToEnd) or not isinstance(error, Exception):
+            return Cancelled(message=message)
+        return Failed(message=message)
+    return Completed()

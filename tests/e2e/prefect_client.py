@@ -1,0 +1,97 @@
+"""What tests ask the Prefect server of a served home, by plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from lachesis.base.json_text import Json
+from tests.patience import deadline
+
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+class Server:
+    """The Prefect server of a served home. SQLite takes one writer; who meets another is told 503
+    and asks again.
+    """
+
+    def __init__(self, home: Path) -> None:
+        note = json.loads((home / "server.json").read_text())
+        self.url, self.pid = note["api_url"], note["pids"]["server"]
+
+    def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """The answer, whatever its status."""
+        until = deadline(30)
+        while True:
+            answer = httpx.request(method, self.url + path, json=body, timeout=20, trust_env=False)
+            if answer.status_code != 503:
+                return answer
+            assert time.monotonic() < until, path
+            time.sleep(0.5)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.send(method, path, body).raise_for_status()
+        return answer.json() if answer.content else None
+
+    def deployment(self, flow: str) -> str:
+        return str(self.ask("GET", f"/deployments/name/{flow}/{flow}")["id"])
+
+    def start(
+        self,
+        flow: str,
+        parameters: Json | None = None,
+        *,
+        enforce_parameter_schema: bool = True,
+        **state: Any,
+    ) -> str:
+        """The id of a new flow run, for now unless the state says another time."""
+        body = {
+            "state": {"type": "SCHEDULED", **state},
+            "parameters": parameters or {},
+            "enforce_parameter_schema": enforce_parameter_schema,
+        }
+        path = f"/deployments/{self.deployment(flow)}/create_flow_run"
+        return str(self.ask("POST", path, body)["id"])
+
+    def state(self, flow_run: str) -> Json:
+        return dict(self.ask("GET", f"/flow_runs/{flow_run}")["state"])
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+        until = deadline(timeout_s)
+        while not (value := condition()):
+            assert time.monotonic() < until, f"{what} has not happened in {timeout_s} s"
+            time.sleep(0.5)
+        return value
+
+    def ended(self, flow_run: str, timeout_s: float = 90) -> Json:
+        """Its last state."""
+
+        def final_state() -> Json | None:
+            state = self.state(flow_run)
+            return state if state["type"] in ENDED else None
+
+        return dict(self.wait_for(final_state, timeout_s, f"the end of flow run {flow_run}"))
+
+    def log_lines(self, flow_run: str) -> list[str]:
+        """The lines of a flow run and its tasks, the oldest first."""
+        body = {
+            "logs": {"flow_run_id": {"any_": [flow_run]}},
+            "sort": "TIMESTAMP_ASC",
+            "limit": 200,
+        }
+        return [str(line["message"]) for line in self.ask("POST", "/logs/filter", body)]
+
+    def tick(self) -> None:
+        """One tick of the deployed monitor, in a process of the runner; another one if it met the
+        schedule's own.
+        """
+        state = self.ended(self.start("monitor"))
+        if state["type"] == "CANCELLED":
+            state = self.ended(self.start("monitor"))
+        assert state["type"] == "COMPLETED", state

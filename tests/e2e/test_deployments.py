@@ -1,0 +1,143 @@
+"""A training is started in Prefect, by its REST API here, and is what `lachesis train` starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from tests.bad_inputs import ARITHMETIC, BAD_INPUTS
+from tests.e2e.prefect_client import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+SMALL = "batch_size=16\ngroup_size=4\ntinker.final_evaluation=false\nuse_wandb=false"
+
+
+@pytest.fixture(scope="module")
+def server(served_home: Path) -> Server:
+    return Server(served_home)
+
+
+def find_run(home: Path, flow_run: str) -> RunRecord | None:
+    records = RunStore(home).all()
+    return next((record for record in records if record.flow_run_id == flow_run), None)
+
+
+def test_the_form_of_train_is_for_people(server: Server) -> None:
+    deployment = server.ask("GET", "/deployments/name/train/train")
+    assert deployment["tags"] == ["lachesis"]
+    assert "**What to fill in.**" in deployment["description"]
+    schema = deployment["parameter_openapi_schema"]
+    assert schema["required"] == ["environment"]
+    assert schema["additionalProperties"] is False
+    fields = schema["properties"]
+    assert "arithmetic" in fields["environment"]["enum"]
+    assert fields["steps"] == {
+        "title": "Steps",
+        "description": "Training steps. Empty: the profile's number.",
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 10_000_000,
+        "position": 2,
+    }
+    assert all("description" in field and "anyOf" not in field for field in fields.values())
+    tick = server.ask("GET", "/deployments/name/monitor/monitor")
+    assert tick["tags"] == ["lachesis-tick"]
+
+
+def test_the_server_refuses_bad_inputs_at_the_submission(server: Server) -> None:
+    deployment = server.deployment("train")
+    for bad in BAD_INPUTS:
+        if bad.by_server:
+            body = {"parameters": bad.parameters}
+            answer = server.send("POST", f"/deployments/{deployment}/create_flow_run", body)
+            assert answer.status_code == 409, bad.name
+            for word in bad.words:
+                assert word in answer.text, bad.name
+
+
+def test_the_flow_refuses_what_the_server_did_not_check(server: Server, served_home: Path) -> None:
+    """As in a schedule, whose parameters are not checked when it is made."""
+    known = {record.run_id for record in RunStore(served_home).all()}
+    flow_run = server.start("train", {**ARITHMETIC, "steps": "ten"}, enforce_parameter_schema=False)
+    state = server.ended(flow_run)
+    assert (state["type"], state["name"]) == ("FAILED", "Refused")
+    assert state["message"].startswith("the parameter steps is 'ten'; allowed: integer, at least 1")
+    assert "Traceback" not in "\n".join(server.log_lines(flow_run))
+    assert {record.run_id for record in RunStore(served_home).all()} == known
+
+
+def test_a_training_is_started_copied_and_not_retried_when_complete(
+    server: Server, served_home: Path, cli: Callable[..., Any]
+) -> None:
+    parameters: Json = {
+        **ARITHMETIC,
+        "steps": 2,
+        "name": "by REST",
+        "seed": 5,
+        "settings": SMALL,
+        "limits": {"max_hours": 1},
+    }
+    flow_run = server.start("train", parameters)
+    assert server.ended(flow_run, 200)["type"] == "COMPLETED"
+    record = find_run(served_home, flow_run)
+    assert record is not None
+    assert (record.status, record.name, record.total_steps, record.seed) == (
+        "completed",
+        "by REST",
+        2,
+        5,
+    )
+    shown = server.ask("GET", f"/flow_runs/{flow_run}")
+    assert shown["name"] == f"by REST-{record.run_id}"
+    assert set(shown["tags"]) >= {"lachesis", f"run:{record.run_id}", "environment:arithmetic"}
+    assert cli("status", record.run_id)["status"] == "completed"
+    assert record.run_id in [one["run_id"] for one in cli("runs")["runs"]]
+
+    retry = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+    retry |= {"state_details": {"scheduled_time": now_iso()}}
+    body = {"state": retry, "force": True}
+    server.ask("POST", f"/flow_runs/{flow_run}/set_state", body)
+    state = server.ended(flow_run)
+    assert state["type"] == "COMPLETED"
+    assert state["message"].startswith(f"the retry was refused: run {record.run_id} has completed")
+    again = find_run(served_home, flow_run)
+    assert again is not None
+    assert (again.status, again.attempt) == ("completed", 1)
+
+    copy = server.start("train", {**record.parameters, "environment": "arithmetic"})
+    copied = server.wait_for(lambda: find_run(served_home, copy), 60, "the run of the copy")
+    assert copied.run_id != record.run_id
+    assert (copied.name, copied.total_steps, copied.seed) == ("by REST", 2, 5)
+    cli("stop", copied.run_id)
+    assert server.ended(copy)["type"] in ("CANCELLED", "COMPLETED")
+
+
+def test_the_command_line_submits_the_same_deployment(
+    server: Server, served_home: Path, cli: Callable[..., Any]
+) -> None:
+    settings = [word for line in SMALL.splitlines() for word in ("--set", line)]
+    started = cli("train", "arithmetic", "--steps", "50", "--name", "by hand", *settings)
+    record = json.loads((served_home / "runs" / started["run_id"] / "run.json").read_text())
+    flow_run = server.ask("GET", f"/flow_runs/{record['flow_run_id']}")
+    assert flow_run["deployment_id"] == server.deployment("train")
+    assert flow_run["parameters"] == {
+        "environment": "arithmetic",
+        "profile": "embedded",
+        "steps": 50,
+        "name": "by hand",
+        "settings": "env.batch_size=16\nenv.group_size=4\ntinker.final_evaluation=false\n"
+        "tinker.use_wandb=false",
+        "run_id": started["run_id"],
+    }
+    cli("stop", started["run_id"])
+    state = server.ended(record["flow_run_id"])
+    assert state["type"] == "CANCELLED"
+    assert "Traceback" not in "\n".join(server.log_lines(record["flow_run_id"]))
