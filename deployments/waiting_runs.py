@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from flows.final_states import REFUSED
+from flows.final_states import make_refusal
 from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import LachesisError, ServerDownError
 from lachesis.base.json_text import Json
-from lachesis.base.secrets import redact
 from lachesis.base.timestamps import seconds_between
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TRAINING_FLOW, find_deployment
@@ -54,5 +53,6 @@ def _record_run(service: LachesisService, api: PrefectApi, flow_run: Json) -> No
     except ServerDownError:
         raise
     except LachesisError as error:
-        state = {"type": "FAILED", "name": REFUSED, "message": redact(str(error))}
+        refusal = make_refusal(error)
+        state = {"type": refusal.type.value, "name": refusal.name, "message": refusal.message}
         api.set_state(flow_run["id"], state, force=True)

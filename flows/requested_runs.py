@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lachesis.base.errors import RunStateError, ServerDownError
+from lachesis.base.errors import FieldValueError, RunSkippedError, RunStateError, ServerDownError
 from lachesis.base.files import hold_file_lock, storage_errors
 from lachesis.base.json_text import Json
 from lachesis.catalog.describe import register_environment
@@ -24,13 +24,19 @@ from lachesis.orchestration.flow_parameters import (
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import create_inference_test
 from lachesis.orchestration.resuming import belongs_to_attempt, belongs_to_run, is_own_submission
+from lachesis.orchestration.schedules import (
+    LAST_RUN_CHECKPOINTS,
+    find_runs,
+    find_schedule_of_flow_run,
+)
 from lachesis.orchestration.submit import (
     list_tags,
     list_test_tags,
     make_test_key,
     make_test_title,
 )
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.run_record import SKIPPED, RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
 from lachesis.validation.inference_tests import InferenceTest
@@ -75,8 +81,13 @@ def _create_run(
     service: LachesisService, parameters: Mapping[str, Any], flow_run_id: str | None
 ) -> RunRecord:
     checked = check_parameters(TrainingParameters, parameters)
+    schedule = _read_schedule(flow_run_id)
     request = checked.to_request()
-    request = replace(request, environment=register_environment(request.environment))
+    request = replace(
+        request,
+        environment=register_environment(request.environment),
+        start_from=_choose_checkpoint(service.store, checked.from_checkpoint, schedule),
+    )
     launch = service.check(request)
     run_id = checked.run_id or ""
     if not run_id or service.store.dir(run_id).record.is_file():
@@ -87,10 +98,59 @@ def _create_run(
         flow_run_id=flow_run_id,
         made_for_flow_run_id=flow_run_id,
         prefect_api_url=PrefectApi().url,
+        schedule=schedule,
     )
     log.info("this is run %s; `lachesis status %s` reports it", run_id, run_id)
     _name_flow_run(flow_run_id, record.title, list_tags(record))
+    if schedule is not None:
+        _require_ended_predecessor(service, record)
     return record
+
+
+def _read_schedule(flow_run_id: str | None) -> str | None:
+    """Return the name of the schedule that has made a flow run, or None.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
+    if flow_run_id is None:
+        return None
+    return find_schedule_of_flow_run(PrefectApi().read_flow_run(flow_run_id) or {})
+
+
+def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | None) -> str | None:
+    """Return the checkpoint to start from: that of the schedule's last run for `last` and `best`.
+
+    The first run of a schedule starts from the base model.
+
+    Raises:
+        FieldValueError: Such a word was given outside of a schedule.
+    """
+    if checkpoint not in LAST_RUN_CHECKPOINTS:
+        return checkpoint
+    if schedule is None:
+        raise FieldValueError(
+            f"the parameter from_checkpoint is {checkpoint!r}, which only a schedule may have; "
+            "allowed: RUN, RUN@STEP or RUN@best"
+        )
+    for record in find_runs(store, schedule):
+        if record.has_ended and Checkpoints(store.dir(record.run_id).checkpoints).find_newest():
+            return f"{record.run_id}@{checkpoint}"
+    return None
+
+
+def _require_ended_predecessor(service: LachesisService, record: RunRecord) -> None:
+    """End a run as skipped while an earlier one of its schedule lives.
+
+    Raises:
+        RunSkippedError: One does.
+    """
+    for other in find_runs(service.store, record.schedule or ""):
+        if other.run_id != record.run_id and not service.get_run(other.run_id).has_ended:
+            reason = f"{SKIPPED}run {other.run_id} of the schedule {record.schedule} still runs"
+            service.store.update(record.run_id, stop_reason=reason)
+            service.store.mark_ended(record.run_id, "stopped", reason)
+            raise RunSkippedError(reason)
 
 
 def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:

@@ -19,7 +19,7 @@ from lachesis.base.secrets import redact
 
 
 @dataclass
-class Outcome:
+class TaskOutcome:
     """Hold what a part has returned or raised."""
 
     result: Any = None
@@ -32,7 +32,7 @@ class RequestToEnd(Exception):
 
 def run_as_task(name: str, work: Callable[[], Any]) -> Any:
     """Run `work` as a task of this name; return what it returns and raise what it raises."""
-    outcome = Outcome()
+    outcome = TaskOutcome()
     _run(name, work, outcome, return_state=True)
     if outcome.error is not None:
         raise outcome.error
@@ -40,7 +40,7 @@ def run_as_task(name: str, work: Callable[[], Any]) -> Any:
 
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
-def _run(name: str, work: Callable[[], Any], outcome: Outcome) -> State[Any]:
+def _run(name: str, work: Callable[[], Any], outcome: TaskOutcome) -> State[Any]:
     try:
         outcome.result = work()
     # Also a signal to end, which is raised again outside of the task.

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lachesis.agent import check_jobs, health, inference_tests, previews, schemas
+from lachesis.agent import check_jobs, health, inference_tests, previews, schedules, schemas
 from lachesis.agent.registry import (
     TOOLS,
     AgentTool,
@@ -27,14 +27,18 @@ from lachesis.agent.tool_arguments import (
     AllowDuplicate,
     AnsweringModel,
     CreateFile,
+    Cron,
     IdempotencyKey,
     InstallRequirements,
     NewLimits,
+    RemovedSchedule,
     RequireValidation,
     ResumedRun,
+    ScheduledFrom,
     StartFrom,
     TestedModels,
     TestPrompts,
+    TimeZone,
 )
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
@@ -186,6 +190,39 @@ def rl_start_training(
         require_validation=require_validation,
         start_from=start_from,
     )
+
+
+def _preview_schedule(
+    context: CallContext, *, cron: str | None, timezone: str, **_: Any
+) -> schemas.ScheduleAnswer | None:
+    if cron is not None and context.session.is_paid():
+        return schedules.preview_schedule(context.session, cron, timezone)
+    return None
+
+
+@tool(ToolHints(open_world=True), preview=_preview_schedule)
+def rl_schedule_training(
+    context: CallContext,
+    cron: Cron = None,
+    timezone: TimeZone = "UTC",
+    start_from: ScheduledFrom = None,
+    remove: RemovedSchedule = None,
+) -> schemas.ScheduleAnswer:
+    """Start the draft again and again at the times of a cron line, or remove such a schedule.
+
+    A training is skipped while the one before it of the same schedule still runs.
+    """
+    if (cron is None) == (remove is None):
+        raise ArgumentsError("give either cron, to make a schedule, or remove, to remove one")
+    if remove is not None:
+        return schedules.remove_schedule(context.session, remove)
+    return schedules.schedule_draft(context.session, cron or "", timezone, start_from)
+
+
+@tool(READ_ONLY_HINTS)
+def rl_list_schedules(context: CallContext) -> schemas.ScheduleList:
+    """List the schedules of trainings, with their next start and their last run."""
+    return schedules.list_schedules(context.session)
 
 
 @tool(READ_ONLY_HINTS)

@@ -16,6 +16,7 @@
     │   ├── UnknownRunError          unknown_run         also LookupError
     │   ├── UnknownTestError         unknown_test        also LookupError
     │   ├── RunStateError            run_state
+    │   ├── RunSkippedError          run_skipped
     │   ├── ValidationMissingError   validation_missing
     │   ├── ProcessExitedError       process_exited
     │   ├── HealthTimeoutError       health_timeout      also TimeoutError
@@ -151,6 +152,12 @@ class RunStateError(RunError):
     """The state of the run does not allow this operation."""
 
     code = "run_state"
+
+
+class RunSkippedError(RunError):
+    """A scheduled run was skipped, because the one before it of the same schedule still lives."""
+
+    code = "run_skipped"
 
 
 class ValidationMissingError(RunError):

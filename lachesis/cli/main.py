@@ -21,6 +21,7 @@ from lachesis.base.json_text import error_to_payload
 from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_LINES, NUM_STEPS, PORT, SEED
 from lachesis.cli.metrics import add_metrics_options
 from lachesis.cli.old_names import replace_old_command, show_warning
+from lachesis.cli.schedules import add_schedule_commands
 
 EPILOG = (
     "Start with `lachesis demo`, or with `lachesis serve` in one terminal and\n"
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_first_commands(add_command)
     _add_start_commands(add_command)
     _add_run_commands(add_command)
+    add_schedule_commands(add_command, _add_launch_options)
     _add_notification_options(
         add_command(
             "notifications",
@@ -236,7 +238,6 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="another environment for the same run, with its weight relative to the first one's 1; "
         "may be repeated",
     )
-    _add_edit_options(command)
     _add_launch_options(command)
     command.add_argument(
         "--from",
@@ -245,10 +246,11 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="start with the weights of that checkpoint",
     )
     _add_watch_option(command)
-    _add_profile_option(command)
 
 
 def _add_launch_options(command: argparse.ArgumentParser) -> None:
+    _add_edit_options(command)
+    _add_profile_option(command)
     command.add_argument(
         "--steps", type=NUM_STEPS, help="training steps (default: the profile's number)"
     )

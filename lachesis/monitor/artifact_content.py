@@ -9,9 +9,10 @@ from lachesis.base.files import read_last_lines
 from lachesis.orchestration.artifacts import escape_cell, render_table
 from lachesis.orchestration.curve_images import render_held_out_curve, render_reward_curve
 from lachesis.orchestration.submit import get_run_url
-from lachesis.runs.held_out import HeldOutPoint, build_whole_curve
+from lachesis.runs.evaluation_results import build_run_curve
+from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import KEY_METRICS, Step
-from lachesis.runs.run_dir import shorten_service_name
+from lachesis.runs.run_dir import RunDir, shorten_service_name
 from lachesis.runs.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def render_report(watched: WatchedRun, steps: Sequence[Step]) -> str:
     if len(rewards) > 1:
         curve = render_reward_curve(list(rewards), list(rewards.values()))
         lines += ["", "## Reward", "", curve]
-    lines += _render_held_out(record, steps)
+    lines += _render_held_out(record, watched.observation.run_dir, steps)
     last_step = steps[-1] if steps else {}
     metric_rows = [
         [name, last_step[name]] for name in KEY_METRICS if last_step.get(name) is not None
@@ -67,9 +68,9 @@ def _render_log_tail(watched: WatchedRun, service: str) -> list[str]:
     return ["", title, "", "```text", log_tail[-3000:], "```"]
 
 
-def _render_held_out(record: RunRecord, steps: Sequence[Step]) -> list[str]:
+def _render_held_out(record: RunRecord, run_dir: RunDir, steps: Sequence[Step]) -> list[str]:
     """Return the held-out results by step, the newest ones as a table."""
-    points = build_whole_curve(steps, record.evaluation, is_from_base=False)
+    points = build_run_curve(record, run_dir, steps)
     if not points:
         return []
     rows = [

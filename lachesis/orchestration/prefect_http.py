@@ -74,7 +74,8 @@ class PrefectHttp:
         if response.status_code >= 400:
             raise ServerDownError(
                 f"the Prefect server responded to {path} with HTTP {response.status_code}: "
-                f"{response.text[:500]}"
+                f"{response.text[:500]}",
+                status=response.status_code,
             )
         if not response.content:
             return None

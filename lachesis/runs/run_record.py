@@ -38,6 +38,8 @@ class AdditionalEnvironment(BaseModel):
     fingerprint: str
 
 
+# How the stop reason of a scheduled run begins that was skipped.
+SKIPPED = "skipped: "
 # Names of fields in the records of 0.1.0.
 RENAMED_KEYS = {
     "took_s": "attempt_duration_s",
@@ -119,6 +121,8 @@ class RunRecord(BaseModel):
     flow_run_id: str | None = None
     made_for_flow_run_id: str | None = None
     """The flow run that was started in Prefect and for which this run was made, if one was."""
+    schedule: str | None = None
+    """The schedule that has started it, if one has; see `lachesis.orchestration.schedules`."""
     flow_pid: int | None = None
     services: dict[str, ServiceRecord] = {}
     dead_environments: dict[str, str] = {}
@@ -157,7 +161,9 @@ class RunRecord(BaseModel):
 
     @property
     def evidence(self) -> str | None:
-        """Return the first evidence of that judgement."""
+        """Return the first evidence of that judgement; for a skipped run, why it was skipped."""
+        if (self.stop_reason or "").startswith(SKIPPED):
+            return self.stop_reason
         evidence = (self.health or {}).get("evidence")
         if isinstance(evidence, list) and evidence:
             return str(evidence[0])

@@ -1,0 +1,123 @@
+"""Run `lachesis schedule`, `lachesis schedules` and `lachesis unschedule`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.catalog.describe import register_environment
+from lachesis.cli.console import print_answer
+from lachesis.config.edits import parse_assignment
+from lachesis.orchestration import schedules
+from lachesis.orchestration.flow_parameters import make_scheduled_parameters
+from lachesis.service import LachesisService, LaunchRequest
+
+AddCommand = Callable[[str, str], argparse.ArgumentParser]
+
+
+def add_schedule_commands(
+    add_command: AddCommand, add_launch_options: Callable[[argparse.ArgumentParser], None]
+) -> None:
+    """Add the commands about schedules."""
+    schedule = add_command("schedule", "Start a training again and again, by a cron line.")
+    schedule.add_argument("environment", help="a name from `lachesis envs`, or a file")
+    schedule.add_argument(
+        "--cron",
+        required=True,
+        metavar="LINE",
+        help="minute, hour, day, month and day of the week, as in '0 2 * * *'",
+    )
+    schedule.add_argument(
+        "--timezone", default="UTC", metavar="NAME", help="as in Europe/Berlin (default: UTC)"
+    )
+    schedule.add_argument(
+        "--from",
+        dest="start_from",
+        metavar="last|best|RUN",
+        help="checkpoint that each run starts from: the last or the best one of the schedule's "
+        "run before it, or that of a run",
+    )
+    add_launch_options(schedule)
+    add_command("schedules", "List the schedules of trainings.")
+    unschedule = add_command("unschedule", "Remove a schedule; its runs go on.")
+    unschedule.add_argument("schedule", help="a name from `lachesis schedules`")
+
+
+def handle_schedule(args: argparse.Namespace) -> None:
+    """Check a launch and create a schedule that starts it."""
+    service = LachesisService()
+    edits = [parse_assignment(text) for text in args.edits]
+    if args.steps is not None:
+        edits.append(("env.total_steps", str(args.steps)))
+    # A scheduled run is started by Prefect, which has not the rights of the owner.
+    request = LaunchRequest(
+        register_environment(args.environment),
+        args.profile,
+        tuple(edits),
+        args.model,
+        args.seed,
+        args.require_validation,
+        name=args.name,
+    )
+    if args.start_from not in schedules.LAST_RUN_CHECKPOINTS:
+        request = replace(request, start_from=args.start_from)
+    launch = service.check(request)
+    parameters = make_scheduled_parameters(
+        request, launch.environment.file_path, launch.set_fields, args.start_from
+    )
+    name = schedules.create_schedule(service.store.home, args.cron, args.timezone, parameters)
+    answer = {
+        "schedule": name,
+        "cron": args.cron,
+        "timezone": args.timezone,
+        "parameters": parameters,
+    }
+    text = (
+        f"schedule {name} starts a training at {args.cron} ({args.timezone}) while `lachesis "
+        f"serve` runs;\n`lachesis schedules` lists it, `lachesis unschedule {name}` removes it"
+    )
+    print_answer(args, answer, text)
+
+
+def handle_schedules(args: argparse.Namespace) -> None:
+    """Print all schedules of trainings."""
+    entries = schedules.list_schedules(LachesisService().store)
+    answer = {"schedules": [entry.to_payload() for entry in entries], "count": len(entries)}
+    print_answer(args, answer, render_schedules(entries))
+
+
+def handle_unschedule(args: argparse.Namespace) -> None:
+    """Remove a schedule."""
+    schedules.remove_schedule(LachesisService().store.home, args.schedule)
+    answer = {"schedule": args.schedule, "message": "removed; runs that it has started go on"}
+    print_answer(args, answer, f"schedule {args.schedule} is removed; its runs go on")
+
+
+def render_schedules(entries: list[schedules.TrainingSchedule]) -> RenderableType:
+    """Return the list of schedules, three lines for each."""
+    if not entries:
+        return Text(
+            "no schedules yet; `lachesis schedule ENV --cron '0 2 * * *'` makes one, and the page "
+            "of the deployment `train` in Prefect another"
+        )
+    lines = []
+    for entry in entries:
+        line = Text(f"{entry.name}  ", style="bold")
+        line.append(f"{entry.when} ({entry.timezone})", style="")
+        if not entry.active:
+            line.append("  paused", style="yellow")
+        lines.append(line)
+        next_start = (entry.next_start or "not planned yet")[:16].replace("T", " ")
+        last_run = f"run {entry.last_run}: {entry.last_status}" if entry.last_run else "none"
+        lines.append(Text(f"    next start (UTC): {next_start}; last run: {last_run}", style="dim"))
+        parameters = ", ".join(
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in entry.parameters.items()
+        ).replace("\n", " ")
+        lines.append(Text(f"    {parameters}", style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*lines)
