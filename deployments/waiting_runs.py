@@ -32,19 +32,30 @@ def record_waiting_runs() -> None:
     service = LachesisService(schema_timeout_s=SCHEMA_TIMEOUT_S)
     try:
         api, deployment = find_deployment(TRAINING_FLOW, service.store.home)
+        waiting = [
+            flow_run
+            for flow_run in api.list_waiting_flow_runs(deployment["id"], due_only=True)
+            if _has_waited(flow_run)
+        ]
+        if not waiting:  # The records of all runs are read only when there is a reason.
+            return
         known_ids = {
             flow_run_id
             for record in service.store.all()
             for flow_run_id in (record.flow_run_id, record.made_for_flow_run_id)
         }
-        for flow_run in api.list_waiting_flow_runs(deployment["id"], due_only=True):
-            start_time = flow_run.get("next_scheduled_start_time") or flow_run["created"]
-            if flow_run["id"] not in known_ids and seconds_between(start_time) > MIN_WAIT_S:
+        for flow_run in waiting:
+            if flow_run["id"] not in known_ids:
                 _record_run(service, api, flow_run)
     except LachesisError as error:
         log.warning("waiting flow runs were not recorded: %s", error)
     except Exception:
         log.exception("waiting flow runs were not recorded")
+
+
+def _has_waited(flow_run: Json) -> bool:
+    start_time = flow_run.get("next_scheduled_start_time") or flow_run["created"]
+    return seconds_between(start_time) > MIN_WAIT_S
 
 
 def _record_run(service: LachesisService, api: PrefectApi, flow_run: Json) -> None:

@@ -144,7 +144,7 @@ def test_the_command_line_schedules_a_training(
     assert main(["schedules"]) == 0
     shown = capsys.readouterr().out
     assert "30 1 * * 6 (UTC)" in shown
-    assert "steps=7, name=weekly, from_checkpoint=last" in shown
+    assert "environment=arithmetic, profile=embedded, steps=7, name=weekly" in shown
     name = next(line.split()[0] for line in shown.splitlines() if line.startswith("weekly-"))
     assert main(["unschedule", name]) == 0
     assert main(["unschedule", name]) == 1

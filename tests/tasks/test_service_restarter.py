@@ -20,7 +20,8 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.store import RunStore
 from lachesis.supervision.group import ServiceGroup, make_exit_error
 from lachesis.supervision.process import ServiceSpec
-from tasks.processes import start_service, wait_for_service
+from tasks import processes
+from tasks.processes import start_service
 from tests.patience import deadline
 from tests.records import make_record
 
@@ -99,7 +100,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         made = World(tmp_path, group)
         monkeypatch.setattr(made.again.restart_budget, "next_pause_s", lambda service: 0.1)
         monkeypatch.setattr(service_restarter, "start_service", made.start)
-        monkeypatch.setattr(service_restarter, "wait_for_service", wait_for_service.fn)
+        monkeypatch.setattr(processes, "run_as_task", lambda _, work: work())
         monkeypatch.setattr(service_restarter, "fetch_trainer_health", lambda plan: {"groups": 5})
         monkeypatch.setattr(service_restarter, "count_registered_environments", lambda plan: 2)
         monkeypatch.setattr(

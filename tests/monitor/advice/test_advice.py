@@ -34,6 +34,8 @@ from tests.monitor.advice.runs import (
 NAMES = [
     ["env"],
     ["train"],
+    ["schedule"],
+    ["unschedule"],
     ["resume"],
     ["test"],
     ["status"],
