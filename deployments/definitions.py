@@ -77,7 +77,7 @@ models, and their answers.
 Looks at every living run once: publishes its progress, names stalls, judges learning, and ends what
 dead runs have left. It runs by its own schedule; nobody has to start it.
 
-**Where to look.** The artifact `runs` is the table of all runs.
+**Where to look.** The artifact `lachesis-runs` is the table of all runs.
 """,
     NIGHTLY_FLOW: """\
 Tests all environments, or those that you name, each as a flow run of `test`.

@@ -139,8 +139,8 @@ class HeldOutEvaluations:
             results = {f"{environment}/{key}": value for key, value in results.items()}
 
         def add_results(record: RunRecord) -> Mapping[str, Any]:
-            known = record.evaluation
-            return {"evaluation": {**known, when: {**known.get(when, {}), **results}}}
+            recorded = record.evaluation
+            return {"evaluation": {**recorded, when: {**recorded.get(when, {}), **results}}}
 
         self.store.change(self.run_id, add_results)
         self._finished_names.add(name)

@@ -17,8 +17,8 @@ from lachesis.runs.run_dir import RunDir
 log = logging.getLogger("lachesis.flow")
 MAX_LINES = 30
 FIRST_PAUSE_S = 30.0
+# After so many lines the pause is twice as long.
 LINES_PER_PAUSE = 6
-"""After so many lines the pause is twice as long."""
 TAIL_STEPS = 60
 
 

@@ -325,7 +325,10 @@ def _add_schedule_routes(app: FastAPI) -> None:
         response_model=schemas.ScheduleAnswer,
         **_describe_route("rl_schedule_training", "schedules"),
     )
-    def schedule(context: RequestContext, body: Annotated[ScheduleBody, Body()]) -> Any:  # type: ignore[valid-type]
+    def schedule(
+        context: RequestContext,
+        body: Annotated[ScheduleBody, Body()],  # type: ignore[valid-type]
+    ) -> Any:
         return _run_tool("rl_schedule_training", context, _read_arguments(body))
 
     @app.delete(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from lachesis.cli import (
     watch,
 )
 from lachesis.cli.console import print_answer
+from lachesis.cli.launch_options import read_launch_request
 from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
 from lachesis.config.edits import parse_assignment
 from lachesis.orchestration import server, submit
@@ -104,23 +105,11 @@ def handle_envs(args: argparse.Namespace) -> None:
 def handle_train(args: argparse.Namespace) -> int:
     """Check a launch, start the run, and watch it if that was asked for."""
     service = LachesisService()
-    edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
+    launch = read_launch_request(args)
     if args.others:
-        edits.append(("env.mixture", dict(map(_parse_mixture_item, args.others))))
-    if args.steps is not None:
-        edits.append(("env.total_steps", args.steps))
-    launch = LaunchRequest(
-        register_environment(args.environment),
-        args.profile,
-        tuple(edits),
-        args.model,
-        args.seed,
-        args.require_validation,
-        start_from=args.start_from,
-        by_owner=True,
-        name=args.name,
-    )
-    resolved = service.check(launch)
+        weights_by_name = dict(map(_parse_mixture_item, args.others))
+        launch = replace(launch, edits=(*launch.edits, ("env.mixture", weights_by_name)))
+    resolved = service.check(replace(launch, start_from=args.start_from, by_owner=True))
     _prepare_model(args, service, resolved)
     return _follow_run(args, service, service.start(resolved))
 

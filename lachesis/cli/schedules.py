@@ -10,12 +10,11 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lachesis.catalog.describe import register_environment
 from lachesis.cli.console import print_answer
-from lachesis.config.edits import parse_assignment
+from lachesis.cli.launch_options import read_launch_request
 from lachesis.orchestration import schedules
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
-from lachesis.service import LachesisService, LaunchRequest
+from lachesis.service import LachesisService
 
 AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
@@ -51,19 +50,8 @@ def add_schedule_commands(
 def handle_schedule(args: argparse.Namespace) -> None:
     """Check a launch and create a schedule that starts it."""
     service = LachesisService()
-    edits = [parse_assignment(text) for text in args.edits]
-    if args.steps is not None:
-        edits.append(("env.total_steps", str(args.steps)))
     # A scheduled run is started by Prefect, which has not the rights of the owner.
-    request = LaunchRequest(
-        register_environment(args.environment),
-        args.profile,
-        tuple(edits),
-        args.model,
-        args.seed,
-        args.require_validation,
-        name=args.name,
-    )
+    request = read_launch_request(args)
     if args.start_from not in schedules.LAST_RUN_CHECKPOINTS:
         request = replace(request, start_from=args.start_from)
     launch = service.check(request)

@@ -32,11 +32,19 @@ def set_choices(field: Json, choices: list[str]) -> None:
 
     Without choices every value is allowed, because an empty list would refuse all of them.
     """
-    target = field.get("items", {}) if field.get("type") == "array" else field
+    target = _get_target(field)
     if choices:
         target["enum"] = choices
     else:
         target.pop("enum", None)
+
+
+def _get_target(field: Json) -> Json:
+    """Return the schema that holds the choices: that of the field, or of the items of a list."""
+    if field.get("type") == "array":
+        items: Json = field.setdefault("items", {})
+        return items
+    return field
 
 
 def update_environment_choices(home: Path) -> list[str]:
@@ -54,8 +62,7 @@ def update_environment_choices(home: Path) -> list[str]:
             field = schema.get("properties", {}).get(parameter)
             if deployment is None or field is None:
                 continue
-            target = field.get("items", {}) if field.get("type") == "array" else field
-            if target.get("enum", []) != names:
+            if _get_target(field).get("enum", []) != names:
                 set_choices(field, names)
                 api.update_deployment(deployment["id"], {"parameter_openapi_schema": schema})
                 changed_flows.append(flow)

@@ -1,4 +1,4 @@
-"""What tests ask the Prefect server of a served home, by plain HTTP."""
+"""Ask the Prefect server of a served home what tests have to know, by plain HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Server:
         enforce_parameter_schema: bool = True,
         **state: Any,
     ) -> str:
-        """The id of a new flow run, for now unless the state says another time."""
+        """Start a flow run, now unless the state says another time, and return its id."""
         body = {
             "state": {"type": "SCHEDULED", **state},
             "parameters": parameters or {},

@@ -64,14 +64,14 @@ def test_the_server_refuses_bad_inputs_at_the_submission(server: Server) -> None
 
 
 def test_the_flow_refuses_what_the_server_did_not_check(server: Server, served_home: Path) -> None:
-    """As in a schedule, whose parameters are not checked when it is made."""
-    known = {record.run_id for record in RunStore(served_home).all()}
+    """Schedules need this: their parameters are not checked when they are made."""
+    run_ids_before = {record.run_id for record in RunStore(served_home).all()}
     flow_run = server.start("train", {**ARITHMETIC, "steps": "ten"}, enforce_parameter_schema=False)
     state = server.ended(flow_run)
     assert (state["type"], state["name"]) == ("FAILED", "Refused")
     assert state["message"].startswith("the parameter steps is 'ten'; allowed: integer, at least 1")
     assert "Traceback" not in "\n".join(server.log_lines(flow_run))
-    assert {record.run_id for record in RunStore(served_home).all()} == known
+    assert {record.run_id for record in RunStore(served_home).all()} == run_ids_before
 
 
 def test_a_training_is_started_copied_and_not_retried_when_complete(

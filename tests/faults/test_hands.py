@@ -63,13 +63,13 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
 
 
 def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
-    """As Prefect's page makes it: with the same parameters, the id of the run included."""
+    """Prefect's page copies all parameters, the id of the run included."""
     run = world.take("running")
     run.reach("running")
     api = PrefectApi()
     deployment = api.read_deployment("train", "train")
     assert deployment is not None
-    known = {record.run_id for record in world.store.all()}
+    run_ids_before = {record.run_id for record in world.store.all()}
     copy = api.create_flow_run(
         deployment["id"],
         name="copy",
@@ -78,7 +78,9 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
         key=f"by-hand-{time.time()}",
     )
     (record,) = world.wait(
-        lambda: [one for one in world.store.all() if one.run_id not in known], 90, "the new run"
+        lambda: [one for one in world.store.all() if one.run_id not in run_ids_before],
+        90,
+        "the new run",
     )
     assert record.flow_run_id == copy["id"]
     assert record.environment == run.record.environment

@@ -50,15 +50,15 @@ def test_a_schedule_is_made_listed_and_removed(home: Path, prefect_api: PrefectA
 def test_a_schedule_without_a_slug_has_a_name_too(home: Path, prefect_api: PrefectApi) -> None:
     """Prefect's newer page makes such; the runner gives it this name as its slug."""
     deployment: Any = prefect_api.read_deployment("train", "train-test")
-    made = prefect_api.create_schedule(
+    new_schedule = prefect_api.create_schedule(
         deployment["id"], {"schedule": {"interval": 3600}, "active": False}
     )
-    name = f"person-{made['id'][:8]}"
+    name = f"person-{new_schedule['id'][:8]}"
     (schedule,) = [
         one for one in schedules.list_schedules(LachesisService(home).store) if one.name == name
     ]
     assert (schedule.when, schedule.active) == ("every 3600.0 s", False)
-    creator = {"type": "SCHEDULE", "id": made["id"], "display_value": None}
+    creator = {"type": "SCHEDULE", "id": new_schedule["id"], "display_value": None}
     assert schedules.find_schedule_of_flow_run({"created_by": creator}) == name
     assert schedules.find_schedule_of_flow_run({"created_by": {"type": "DEPLOYMENT"}}) is None
     schedules.remove_schedule(home, name)
@@ -122,17 +122,17 @@ def test_an_agent_schedules_its_draft(home: Path, prefect_api: PrefectApi) -> No
 
     ask("rl_select_environment", name="arithmetic")
     ask("rl_edit_config", field="batch_size", value=32)
-    made = ask("rl_schedule_training", cron="0 2 * * *", start_from="best")
-    assert made["parameters"] == {
+    answer = ask("rl_schedule_training", cron="0 2 * * *", start_from="best")
+    assert answer["parameters"] == {
         "environment": "arithmetic",
         "profile": "embedded",
         "settings": "env.batch_size=32",
         "from_checkpoint": "best",
     }
     listed = ask("rl_list_schedules")
-    assert made["schedule"] in [one["name"] for one in listed["schedules"]]
-    ask("rl_schedule_training", remove=made["schedule"])
-    assert made["schedule"] not in [one["name"] for one in ask("rl_list_schedules")["schedules"]]
+    assert answer["schedule"] in [one["name"] for one in listed["schedules"]]
+    ask("rl_schedule_training", remove=answer["schedule"])
+    assert answer["schedule"] not in [one["name"] for one in ask("rl_list_schedules")["schedules"]]
 
 
 def test_the_command_line_schedules_a_training(
