@@ -30,6 +30,7 @@ from lachesis.orchestration.schedules import (
     find_schedule_of_flow_run,
 )
 from lachesis.orchestration.submit import (
+    OWN_TAGS,
     list_tags,
     list_test_tags,
     make_test_key,
@@ -154,14 +155,17 @@ def _require_ended_predecessor(service: LachesisService, record: RunRecord) -> N
 
 
 def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:
-    """Give the flow run the name and the tags that it would have from the command line."""
+    """Give the flow run the name and the tags that it would have from the command line.
+
+    "Copy to new run" in Prefect copies the tags too; those that name another run are left out.
+    """
     if flow_run_id is None:
         return
     with contextlib.suppress(ServerDownError):
         api = PrefectApi()
         flow_run: Json = api.read_flow_run(flow_run_id) or {}
-        all_tags = list(dict.fromkeys([*flow_run.get("tags", []), *tags]))
-        api.update_flow_run(flow_run_id, name=name, tags=all_tags)
+        further_tags = [tag for tag in flow_run.get("tags", []) if not tag.startswith(OWN_TAGS)]
+        api.update_flow_run(flow_run_id, name=name, tags=sorted({*further_tags, *tags}))
 
 
 def require_free_run(store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:

@@ -91,7 +91,7 @@ BAD_INPUTS = [
     ),
     BadInput(
         "missing validation",
-        {**ARITHMETIC, "require_validation": True},
+        {"environment": "reverse_text", "model": "tiny", "require_validation": True},
         ("never been validated", "run `lachesis test`"),
     ),
 ]

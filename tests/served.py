@@ -73,7 +73,7 @@ def endpoint() -> Iterator[Endpoint]:
         yield server
 
 
-def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
+def serve_home(home: Path, endpoint: Endpoint, **further_env: str) -> Iterator[Path]:
     """Serve this home with a launcher, which is told to end by SIGTERM and leaves nothing
     behind.
     """
@@ -86,6 +86,7 @@ def serve_home(home: Path, endpoint: Endpoint) -> Iterator[Path]:
         "OPENAI_API_KEY": endpoint.key,
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         "LACHESIS_MONITOR_INTERVAL_S": "3600",  # the tests ask for ticks themselves
+        **further_env,
     }
     command = [sys.executable, "-m", "deployments.up", "--port", str(reserve_free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:

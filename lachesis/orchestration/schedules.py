@@ -1,4 +1,4 @@
-"""TrainingSchedule trainings: make, list and remove schedules of the deployment `train`.
+"""Schedule trainings: make, list and remove schedules of the deployment `train`.
 
 They are schedules of Prefect, so they can also be made, changed and paused on its pages. A
 scheduled training is skipped while the one before it, of the same schedule, still lives.
@@ -24,6 +24,8 @@ from lachesis.runs.store import RunStore
 
 # The checkpoints of a schedule's last run that its next run may start from.
 LAST_RUN_CHECKPOINTS = ("last", "best")
+# What Prefect calls the schedule that has made a flow run if that has no slug.
+NAMES_WITHOUT_SLUG = ("CronSchedule", "IntervalSchedule", "RRuleSchedule")
 
 
 class TrainingSchedule(ResponseModel):
@@ -123,8 +125,10 @@ def find_schedule_of_flow_run(flow_run: Mapping[str, Any]) -> str | None:
     creator = flow_run.get("created_by") or {}
     if creator.get("type") != "SCHEDULE":
         return None
-    # Prefect shows the slug of the schedule, if it has one.
-    return make_name({"slug": creator.get("display_value"), "id": creator.get("id")})
+    slug = creator.get("display_value")
+    if slug in NAMES_WITHOUT_SLUG:
+        slug = None
+    return make_name({"slug": slug, "id": creator.get("id")})
 
 
 def find_runs(store: RunStore, schedule: str) -> list[RunRecord]:

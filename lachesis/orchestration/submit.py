@@ -56,6 +56,10 @@ def list_parameters(record: RunRecord) -> Json:
     }
 
 
+OWN_TAGS = ("run:", "test:", "environment:")
+"""How the tags begin that say what a flow run is about."""
+
+
 def list_tags(record: RunRecord) -> list[str]:
     """Return the tags by which a run's flow runs are found."""
     return ["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"]

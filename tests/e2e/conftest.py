@@ -49,11 +49,11 @@ def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="package")
-def served_home(new_home: Callable[[], Path], endpoint: Endpoint) -> Iterator[Path]:
+def served_home(new_home: Callable[[], Path], endpoint: Endpoint, calm: str) -> Iterator[Path]:
     """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a
-    core from the others.
+    core from the others. Its forms offer the environment `calm` too.
     """
-    yield from serve_home(new_home(), endpoint)
+    yield from serve_home(new_home(), endpoint, LACHESIS_ENVIRONMENTS=calm)
 
 
 @pytest.fixture(scope="package")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,8 @@ from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.bad_inputs import ARITHMETIC, BAD_INPUTS
+from tests.bad_inputs import ARITHMETIC, BAD_INPUTS, BadInput
+from tests.e2e.conftest import ROOT
 from tests.e2e.prefect_client import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -72,6 +77,60 @@ def test_the_flow_refuses_what_the_server_did_not_check(server: Server, served_h
     assert state["message"].startswith("the parameter steps is 'ten'; allowed: integer, at least 1")
     assert "Traceback" not in "\n".join(server.log_lines(flow_run))
     assert {record.run_id for record in RunStore(served_home).all()} == run_ids_before
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
+def test_a_bad_input_is_refused_by_rest_and_by_prefects_command(
+    server: Server, served_home: Path, tmp_path: Path, bad: BadInput
+) -> None:
+    """What the server does not refuse at the submission ends as Refused, and no run is made."""
+    run_ids_before = {record.run_id for record in RunStore(served_home).all()}
+    path = f"/deployments/{server.deployment('train')}/create_flow_run"
+    answer = server.send("POST", path, {"parameters": bad.parameters})
+    command = run_prefect(
+        server, tmp_path, "deployment", "run", "train/train", "--params", json.dumps(bad.parameters)
+    )
+    output = " ".join((command.stdout + command.stderr).split())
+    if bad.by_server:
+        assert (answer.status_code, command.returncode) == (409, 1)
+        texts = [answer.text, output]
+    else:
+        assert (answer.status_code, command.returncode) == (201, 0), output
+        named = re.search("UUID: ([0-9a-f-]{36})", output)
+        assert named is not None, output
+        states = [server.ended(flow_run) for flow_run in (answer.json()["id"], named[1])]
+        assert [state["name"] for state in states] == ["Refused", "Refused"]
+        texts = [state["message"] for state in states]
+    for text in texts:
+        for word in bad.words:
+            assert word in text, text
+    assert {record.run_id for record in RunStore(served_home).all()} == run_ids_before
+
+
+def run_prefect(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Prefect's own command with an empty home of its own."""
+    env = {**os.environ, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(folder)}
+    command = [sys.executable, "-m", "prefect", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=90, check=False, env=env, cwd=folder
+    )
+
+
+@pytest.mark.matrix
+def test_prefects_command_starts_a_training(
+    server: Server, served_home: Path, tmp_path: Path
+) -> None:
+    words = [f"settings={json.dumps(SMALL)}", 'environment="arithmetic"', "steps=2", "seed=3"]
+    options = [word for pair in words for word in ("-p", pair)]
+    done = run_prefect(server, tmp_path, "deployment", "run", "train/train", "--watch", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    named = re.search("UUID: ([0-9a-f-]{36})", done.stdout)
+    assert named is not None
+    record = find_run(served_home, named[1])
+    assert record is not None
+    assert (record.status, record.total_steps, record.seed) == ("completed", 2, 3)
+    assert server.state(named[1])["type"] == "COMPLETED"
 
 
 def test_a_training_is_started_copied_and_not_retried_when_complete(
@@ -141,3 +200,65 @@ def test_the_command_line_submits_the_same_deployment(
     state = server.ended(record["flow_run_id"])
     assert state["type"] == "CANCELLED"
     assert "Traceback" not in "\n".join(server.log_lines(record["flow_run_id"]))
+
+
+@pytest.mark.matrix
+def test_a_schedule_goes_on_from_the_best_checkpoint_of_its_last_run(
+    server: Server, served_home: Path, cli: Callable[..., Any]
+) -> None:
+    words = ["--cron", "* * * * *", "--steps", "3", "--from", "best"]
+    settings = [word for line in SMALL.splitlines() for word in ("--set", line)]
+    name = cli("schedule", "arithmetic", *words, *settings)["schedule"]
+
+    def find_completed() -> list[RunRecord]:
+        runs = [one for one in RunStore(served_home).all() if one.schedule == name]
+        return sorted(
+            (one for one in runs if one.status == "completed"), key=lambda one: one.created_at
+        )
+
+    try:
+        first, second = server.wait_for(
+            lambda: runs[:2] if len(runs := find_completed()) > 1 else None, 240, "two trainings"
+        )
+        (listed,) = [one for one in cli("schedules")["schedules"] if one["name"] == name]
+        assert listed["last_run"] in {one.run_id for one in RunStore(served_home).all()}
+    finally:
+        cli("unschedule", name)
+    assert first.forked_from is None
+    assert (second.forked_from or "").startswith(f"{first.run_id}@")
+    for record in RunStore(served_home).all():  # A third one may have begun.
+        if record.schedule == name and not record.has_ended:
+            cli("stop", record.run_id, "--now")
+
+
+@pytest.mark.matrix
+def test_the_automation_of_the_documentation_trains_again(
+    server: Server, served_home: Path, cli: Callable[..., Any]
+) -> None:
+    documentation = (ROOT / "docs" / "prefect.md").read_text()
+    example = re.search("again.json <<'END'\n(.*?)\nEND", documentation, re.DOTALL)
+    assert example is not None
+    automation = json.loads(example[1].replace('"ID"', json.dumps(server.deployment("train"))))
+    automation_id = server.ask("POST", "/automations/", automation)["id"]
+    run_ids_before = {record.run_id for record in RunStore(served_home).all()}
+    try:
+        cli("test", "arithmetic", "--endpoint-model", "sometimes", "--steps", "2")
+        record = server.wait_for(
+            lambda: next(
+                (one for one in RunStore(served_home).all() if one.run_id not in run_ids_before),
+                None,
+            ),
+            90,
+            "a training",
+        )
+    finally:
+        server.ask("DELETE", f"/automations/{automation_id}")
+    assert (record.environment, record.total_steps) == ("arithmetic", 20)
+    assert record.require_validation
+    flow_run = server.ask("GET", f"/flow_runs/{record.flow_run_id}")
+    assert flow_run["created_by"]["type"] == "AUTOMATION"
+    server.wait_for(
+        lambda: RunStore(served_home).load(record.run_id).status != "pending", 60, "its start"
+    )
+    cli("stop", record.run_id, "--now")
+    assert server.ended(record.flow_run_id)["name"] == "Cancelled"

@@ -14,7 +14,7 @@ LINE = "x" * 4095
 
 
 class SteadyConfig(BaseEnvConfig):
-    mode: str = Field(default="", description="forks, prints, raises, blocks or locks")
+    mode: str = Field(default="", description="forks, prints, raises, blocks, locks or evaluates")
     gigabytes: float = Field(default=1.0, description="What `prints` writes to its log")
     pause_s: float = Field(
         default=0.25,
@@ -76,7 +76,8 @@ class Steady(BaseEnv):
         return group, []
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        if self.config.mode == "evaluates":
+            await asyncio.sleep(8)
 
 
 def _verify_slowly() -> None:

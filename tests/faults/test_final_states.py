@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lachesis.orchestration.prefect_api import PrefectApi
+from tests.faults.world import World
 from tests.prefect_server import LINGER_S, WORK_S, end_runner_around_completion, serve_prefect
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.matrix]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
+ENDED = ("COMPLETED", "CANCELLED", "FAILED", "CRASHED")
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +54,49 @@ def test_a_completed_run_is_completed_after_the_server_was_ended_too(
     assert (states[-1], state) == ("COMPLETED", "COMPLETED")
     row(
         fault="runner, then server SIGTERM", phase="exiting", expected="completed", seen="completed"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
+    world: World, row: Callable[..., None], seed: int
+) -> None:
+    """Half of the seeds kill before the record says that it has completed, half after it. A run
+    that has lost its runner before that fails; one that has completed is so in both places.
+    """
+    chance = random.Random(seed)
+    run = world.start(total_steps=2)
+    if seed % 2:
+        world.wait(lambda: len(run.steps()) >= 2, 150, "the last step", 0.02)
+        pause_s = chance.uniform(0.0, 2.0)
+    else:
+        world.wait(lambda: run.record.status == "completed", 150, "the end of the run", 0.02)
+        pause_s = chance.uniform(0.0, 1.0)
+    time.sleep(pause_s)
+    status = run.record.status
+    parts = [world.part("server"), world.part("runner")]
+    chance.shuffle(parts)
+    for pid in parts:
+        world.strike(pid, signal.SIGKILL)
+    world.restarts += 1
+    world.wait(lambda: not {*parts} & set(world.processes()), 30, "the end of both")
+    world.serve()
+    record = run.ended(150)
+    flow_run_id = record.flow_run_id or ""
+    world.wait(
+        lambda: (PrefectApi().read_flow_run(flow_run_id) or {})["state"]["type"] in ENDED,
+        90,
+        "the end of the flow run",
+        0.5,
+    )
+    world.wait(lambda: run.seen().status == record.status, 30, "one word everywhere", 0.5)
+    state = (PrefectApi().read_flow_run(flow_run_id) or {})["state"]
+    if status == "completed":
+        assert record.status == "completed"
+    assert (state["type"] == "COMPLETED") == (record.status == "completed"), (state, record.error)
+    row(
+        fault="server and runner SIGKILL",
+        phase=f"{status}, {pause_s:.1f} s after the {'last step' if seed % 2 else 'end'}",
+        expected="one word",
+        seen=f"{record.status}, {state['name']}",
     )

@@ -58,7 +58,7 @@ def test_a_schedule_without_a_slug_has_a_name_too(home: Path, prefect_api: Prefe
         one for one in schedules.list_schedules(LachesisService(home).store) if one.name == name
     ]
     assert (schedule.when, schedule.active) == ("every 3600.0 s", False)
-    creator = {"type": "SCHEDULE", "id": new_schedule["id"], "display_value": None}
+    creator = {"type": "SCHEDULE", "id": new_schedule["id"], "display_value": "IntervalSchedule"}
     assert schedules.find_schedule_of_flow_run({"created_by": creator}) == name
     assert schedules.find_schedule_of_flow_run({"created_by": {"type": "DEPLOYMENT"}}) is None
     schedules.remove_schedule(home, name)

@@ -1,0 +1,254 @@
+"""A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
+
+`make test` does so in one of Prefect's two UIs, `make faults` in both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from lachesis.base.json_text import Json
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.service import LachesisService
+from tests.e2e.prefect_client import Server
+from tests.e2e.prefect_pages import (
+    CHROMIUM,
+    NO_CHROMIUM,
+    OPTIONAL,
+    UI,
+    Action,
+    PrefectPages,
+    open_page,
+)
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.pages,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
+]
+SMALL = "batch_size=16\ngroup_size=4\nsave_checkpoint_interval=2\ntinker.final_evaluation=false"
+
+
+@pytest.fixture(scope="module")
+def server(served_home: Path) -> Server:
+    return Server(served_home)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with open_page() as opened:
+        yield opened
+
+
+@pytest.fixture(params=[pytest.param("V1", marks=pytest.mark.matrix), "V2"])
+def pages(request: pytest.FixtureRequest, page: Page, server: Server) -> PrefectPages:
+    ui: UI = request.param
+    return PrefectPages(page, server.url.removesuffix("/api"), ui)
+
+
+class Person:
+    """Follow a training that a person started on a page."""
+
+    def __init__(
+        self,
+        pages: PrefectPages,
+        server: Server,
+        home: Path,
+        cli: Callable[..., Any],
+        environments: str,
+    ) -> None:
+        self.pages, self.server, self.home, self.cli = pages, server, home, cli
+        self.environments = environments
+        self.store = RunStore(home)
+
+    def find_run(self, flow_run_id: str) -> RunRecord:
+        """The run of a flow run, which is made when the flow begins."""
+
+        def find() -> RunRecord | None:
+            records = self.store.all()
+            return next((one for one in records if one.flow_run_id == flow_run_id), None)
+
+        record: RunRecord = self.server.wait_for(find, 60, f"the run of {flow_run_id}")
+        return record
+
+    def validate(self) -> Any:
+        """Test the environment, which some trainings require."""
+        words = ("calm", "--endpoint-model", "sometimes", "--steps", "2")
+        return self.cli("test", *words, LACHESIS_ENVIRONMENTS=self.environments)
+
+    def train(self, record: RunRecord, step: int) -> int:
+        """Wait until the run has made this step, and return its last one."""
+        self.pages.page.goto("about:blank")  # A page of a living run takes a third of a core.
+        metrics = self.store.dir(record.run_id).metrics
+
+        def last_step() -> int:
+            return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+        self.server.wait_for(lambda: last_step() >= step, 150, f"step {step} of {record.run_id}")
+        return last_step()
+
+    def press(self, record: RunRecord, action: Action, state: str, status: str) -> None:
+        """Press a button; the page shows the state and `lachesis status` the word."""
+        self.pages.open_flow_run(record.flow_run_id or "")
+        self.pages.press(action)
+        self.expect(record, state, status)
+
+    def expect(self, record: RunRecord, state: str, status: str) -> None:
+        """Wait until the page shows the state, and every view of the run the status."""
+        service = LachesisService(self.home)
+        self.pages.expect_state(state)
+        self.server.wait_for(
+            lambda: service.get_run(record.run_id).status == status,
+            90,
+            f"{status} of {record.run_id}",
+        )
+        listed = {one.run_id: one.status for one in service.list_runs()}
+        assert listed[record.run_id] == status
+        assert self.server.state(record.flow_run_id or "")["name"] == state
+
+
+@pytest.fixture
+def person(
+    pages: PrefectPages, server: Server, served_home: Path, cli: Callable[..., Any], calm: str
+) -> Person:
+    return Person(pages, server, served_home, cli, calm)
+
+
+def fill_in(pages: PrefectPages, values: Json) -> None:
+    """Fill in fields by their titles."""
+    for title, value in values.items():
+        if value is True:
+            pages.switch_on(title + OPTIONAL)
+        elif title == "Profile":
+            pages.choose(title + OPTIONAL, value)
+        else:
+            pages.fill(title + OPTIONAL, str(value))
+
+
+def test_every_button_of_a_run_and_every_field_of_the_form(
+    person: Person, pages: PrefectPages, server: Server
+) -> None:
+    """One training is suspended, resumed, fails, is retried, cancelled and copied; the copy has
+    values of a person's own in every field, and completes.
+    """
+    with ThreadPoolExecutor() as pool:
+        validation = pool.submit(person.validate)
+        record = _press_every_button(person, pages, server)
+        validation.result()
+    pages.open_flow_run(record.flow_run_id or "")
+    pages.copy()
+    _copy_with_a_value_in_every_field(person, pages, record)
+
+
+def _press_every_button(person: Person, pages: PrefectPages, server: Server) -> RunRecord:
+    pages.open_form(server.deployment("train"))
+    pages.choose("Environment", "calm")
+    fill_in(pages, {"Steps": 5000, "Model": "tiny", "Name": "by hand", "Settings": SMALL})
+    record = person.find_run(pages.submit())
+    assert (record.name, record.total_steps, record.environment) == ("by hand", 5000, "calm")
+    person.train(record, 5)
+
+    person.press(record, "Suspend", "Suspended", "stopped")
+    person.press(record, "Resume", "Running", "running")
+    steps = person.train(record, person.train(record, 5) + 3)
+
+    trainer = person.store.load(record.run_id).services["trainer"].pid
+    assert trainer is not None
+    pages.open_flow_run(record.flow_run_id or "")
+    os.kill(trainer, signal.SIGKILL)
+    person.expect(record, "Failed", "failed")
+    person.press(record, "Retry", "Running", "running")
+    resumed = person.store.load(record.run_id)
+    assert resumed.attempt == 3
+    person.train(record, steps)
+
+    person.press(record, "Cancel", "Cancelled", "stopped")
+    return record
+
+
+def _copy_with_a_value_in_every_field(
+    person: Person, pages: PrefectPages, original: RunRecord
+) -> None:
+    """Complete the form that Prefect has filled in with the values of the original."""
+    values: Json = {
+        "Profile": "embedded",
+        "Steps": 2,
+        "Name": "the copy",
+        "Seed": 7,
+        "From checkpoint": original.run_id,
+        "Require validation": True,
+        "Hours": 1.5,
+        "Tokens": 9_000_000,
+        "US dollars": 2,
+    }
+    fill_in(pages, values)
+    flow_run_id = pages.submit()
+    copy = person.find_run(flow_run_id)
+    assert copy.run_id != original.run_id
+    flow_run = person.server.ask("GET", f"/flow_runs/{flow_run_id}")
+    assert flow_run["parameters"] == {
+        "environment": "calm",
+        "profile": "embedded",
+        "steps": 2,
+        "model": "tiny",
+        "name": "the copy",
+        "seed": 7,
+        "from_checkpoint": original.run_id,
+        "require_validation": True,
+        "settings": SMALL,
+        "limits": {"max_hours": 1.5, "max_tokens": 9_000_000, "max_cost_usd": 2},
+    }
+    own_tags = [tag for tag in flow_run["tags"] if tag.startswith("run:")]
+    assert own_tags == [f"run:{copy.run_id}"]
+    pages.open_flow_run(flow_run_id)
+    person.server.ended(flow_run_id, 150)
+    person.expect(copy, "Completed", "completed")
+
+
+def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
+    person: Person, pages: PrefectPages, server: Server
+) -> None:
+    parameters = {
+        "environment": "calm",
+        "steps": 5000,
+        "model": "tiny",
+        "name": "by a schedule",
+        "settings": SMALL,
+    }
+    pages.open_new_schedule(server.deployment("train"), 20, list(parameters))
+    pages.choose("Environment" + OPTIONAL, "calm")
+    titles: Json = {"Model": "tiny", "Name": "by a schedule", "Settings": SMALL}
+    fill_in(pages, {"Steps": 5000, **titles})
+    schedule = pages.save_schedule()
+    name = f"person-{schedule['id'][:8]}"
+    try:
+        assert schedule["parameters"] == parameters
+
+        def find_runs() -> list[RunRecord]:
+            made = [one for one in person.store.all() if one.schedule == name]
+            return sorted(made, key=lambda one: one.created_at)
+
+        first, skipped = server.wait_for(
+            lambda: runs[:2] if len(runs := find_runs()) > 1 else None, 120, "two runs"
+        )
+        assert name in [one["name"] for one in person.cli("schedules")["schedules"]]
+    finally:
+        person.cli("unschedule", name)
+    assert (first.name, first.total_steps) == ("by a schedule", 5000)
+    pages.open_flow_run(skipped.flow_run_id or "")
+    person.expect(skipped, "Skipped", "stopped")
+    reason = person.store.load(skipped.run_id).error or ""
+    assert f"run {first.run_id} of the schedule {name} still runs" in reason
+
+    person.train(first, 1)
+    person.press(first, "Cancel", "Cancelled", "stopped")

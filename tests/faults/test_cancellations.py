@@ -1,0 +1,58 @@
+"""Cancel on the page of a flow run, in each phase of a run: one true end, everywhere the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lachesis.orchestration.prefect_api import PrefectApi
+from tests.faults.world import Run, World, frozen
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
+FROZEN_S = 5.0
+
+
+def wait_phase(run: Run, phase: str) -> None:
+    """Wait until the run is starting, evaluates the trained model, or saves a checkpoint."""
+    if phase == "saving":
+        run.reach("checkpointing")
+    elif phase == "starting":
+        run.world.wait(lambda: run.record.phase.startswith("waiting for"), 120, phase, 0.02)
+    else:
+        run.world.wait(lambda: run.record.phase == "evaluating", 150, phase, 0.02)
+
+
+@pytest.mark.parametrize("phase", ["queued", "starting", "saving", "evaluating"])
+def test_a_cancellation_has_one_true_end(
+    world: World, row: Callable[..., None], phase: str
+) -> None:
+    if phase == "queued":
+        with frozen(world.part("runner"), FROZEN_S):
+            run = world.start()
+            answer = PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
+        assert answer["state"]["type"] == "CANCELLED", "a run without a process ends at once"
+    else:
+        edits = {"mode": "evaluates", "total_steps": 3, "final_evaluation": True}
+        run = world.start(**(edits if phase == "evaluating" else {}))
+        wait_phase(run, phase)
+        PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
+    record = run.ended()
+    flow_run_id = record.flow_run_id or ""
+    read_state = lambda: (PrefectApi().read_flow_run(flow_run_id) or {})["state"]["name"]  # noqa: E731
+    world.wait(lambda: read_state() != "Cancelling", 60, "the end of the flow run", 0.2)
+    assert (record.status, read_state()) == ("stopped", "Cancelled"), record.error
+    listed = {one.run_id: one.status for one in world.service.list_runs()}
+    assert (listed[run.run_id], run.seen().status) == ("stopped", "stopped")
+    assert all(service.state.startswith("exited") for service in record.services.values())
+    if phase == "saving":
+        assert run.kept(), "the checkpoint that was being saved is whole"
+    if phase == "evaluating":
+        assert run.kept() == 3
+    row(
+        fault="cancel in Prefect",
+        phase=phase,
+        expected="stopped, Cancelled",
+        seen=f"{record.status}, {read_state()}",
+        kept=run.kept(),
+    )
