@@ -17,7 +17,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Tests start hundreds of processes; without cached bytecode each would compile this project anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-LONGEST_FAULTS := $(addprefix tests/faults/test_,services.py hands.py suspension.py orchestration.py server_starts.py \
+LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py hands.py suspension.py orchestration.py server_starts.py \
     logs.py hosts.py advised_commands.py)
 
 .PHONY: install demo test coverage faults serve lint house bench families clean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
@@ -14,11 +13,10 @@ from flows.dead_environments import DeadEnvironmentDetector
 from flows.held_out_evaluations import HeldOutEvaluations
 from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
-from lachesis.base.errors import LachesisError, ProcessExitedError
+from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.run_record import RunRecord
@@ -29,7 +27,7 @@ from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.service_clients import fetch_trainer_health
 from tasks.outcomes import run_as_task
 from tasks.processes import start_service, wait_for_service
-from tasks.report import ProgressArtifact, renew_report
+from tasks.report import ProgressArtifact, log_addresses, renew_report
 from tasks.step_log import StepLog
 
 log = logging.getLogger("lachesis.flow")
@@ -118,25 +116,14 @@ class TrainingRun:
         return str(run_as_task("train", self._supervise))
 
     def _supervise(self) -> str:
-        self.group.call_unless_service_dies(self._log_addresses, None)
+        if self.flow_run_id is not None:
+            log_them = functools.partial(log_addresses, self.store, self.run_id, self.flow_run_id)
+            self.group.call_unless_service_dies(log_them, None)
         step_log = StepLog(self.folder, self.plan.config.env.total_steps)
         try:
             return self._watch_training(step_log)
         finally:
             step_log.finish()
-
-    def _log_addresses(self) -> None:
-        """Log where the run can be watched; Prefect's pages make links of the addresses."""
-        if self.flow_run_id is None:
-            return
-        with contextlib.suppress(LachesisError):
-            pages = f"{PrefectApi().url.removesuffix('/api')}/artifacts/key"
-            log.info(
-                "report with curves: %s/report-%s , all runs: %s/lachesis-runs",
-                pages,
-                self.run_id,
-                pages,
-            )
 
     def _watch_training(self, step_log: StepLog) -> str:
         progress = ProgressArtifact(self.run_id, self.flow_run_id)

@@ -15,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import ServerDownError
 from lachesis.monitor.judgement import judge_ended_run
+from lachesis.monitor.publish import OVERVIEW_KIND, make_overview_key
 from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import artifacts
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -102,3 +103,21 @@ def renew_report(store: RunStore, run_id: str) -> None:
     """Publish the report of a run that trains; a server that is away is no fault of the run."""
     with contextlib.suppress(ServerDownError):
         Monitor(store).publish_report(run_id)
+
+
+def log_addresses(store: RunStore, run_id: str, flow_run_id: str) -> None:
+    """Log where the run can be watched; Prefect's pages make links of the addresses.
+
+    The report is published first, because the address of an artifact has its id.
+    """
+    renew_report(store, run_id)
+    with contextlib.suppress(ServerDownError):
+        api = PrefectApi()
+        artifact_ids = {
+            "report with curves": api.find_artifact(f"report-{run_id}", "markdown", flow_run_id),
+            "all runs": api.find_artifact(make_overview_key(store.home), OVERVIEW_KIND),
+        }
+        pages = f"{api.url.removesuffix('/api')}/artifacts/artifact"
+        for title, artifact_id in artifact_ids.items():
+            if artifact_id is not None:
+                log.info("%s: %s/%s", title, pages, artifact_id)

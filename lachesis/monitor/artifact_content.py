@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import read_last_lines
-from lachesis.orchestration.artifacts import escape_cell, render_table
+from lachesis.orchestration.artifacts import escape_cell, format_value, render_table
 from lachesis.orchestration.curve_images import render_held_out_curve, render_reward_curve
 from lachesis.orchestration.submit import get_run_url
 from lachesis.runs.evaluation_results import build_run_curve
@@ -163,3 +163,27 @@ def build_overview_row(record: RunRecord) -> dict[str, Any]:
         "stalled in": stall,
         "page": get_run_url(record) or "",
     }
+
+
+# The columns of the overview after the run, which links to the page of its flow run; few, because
+# the newer of Prefect's pages are narrow.
+OVERVIEW_COLUMNS = ("environment", "status", "step", "reward", "held out", "learning")
+
+
+def render_overview(records: Sequence[RunRecord]) -> str:
+    """Return the table of runs as Markdown, the first column with links to their pages."""
+    if not records:
+        return "No runs yet."
+    lines = [f"| run | {' | '.join(OVERVIEW_COLUMNS)} |", f"|---|{'---|' * len(OVERVIEW_COLUMNS)}"]
+    for record in records:
+        row = build_overview_row(record)
+        title = escape_cell(record.title)
+        if row["page"]:
+            title = f"[{title}]({row['page']})"
+        if row["stalled in"]:
+            row["status"] += f", stalled in {row['stalled in']}"
+        if row["evidence"]:
+            row["learning"] = f"{row['learning']}: {row['evidence']}"
+        cells = [escape_cell(format_value(row[column])) for column in OVERVIEW_COLUMNS]
+        lines.append(f"| {' | '.join([title, *cells])} |")
+    return "\n".join(lines)

@@ -7,16 +7,15 @@ kilobytes to the database; a change adds nothing.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import ServerDownError
-from lachesis.base.files import write_private
 from lachesis.monitor import artifact_content
 from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server import get_deployment_name
 from lachesis.runs.metrics import MetricsFile, Step, sample_history
 from lachesis.runs.run_record import RunRecord
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 MAX_PUBLISH_S = 2.5
 MAX_CURVE_POINTS = 200
 MAX_OVERVIEW_ROWS = 200
+OVERVIEW_KEY, OVERVIEW_KIND = "lachesis-runs", "markdown"
 
 
 class Publisher:
@@ -106,27 +106,22 @@ class Publisher:
     def _publish_overview(
         self, api: PrefectApi, watched_runs: Sequence[WatchedRun], records: Sequence[RunRecord]
     ) -> None:
-        file = self.home / "monitor.json"
-        try:
-            stored = json.loads(file.read_text())
-        except (OSError, ValueError):
-            stored = None
-        artifact_ids = stored if isinstance(stored, dict) else {}
         fresh_records = {watched.record.run_id: watched.record for watched in watched_runs}
-        rows = [
-            artifact_content.build_overview_row(fresh_records.get(record.run_id, record))
-            for record in records[:MAX_OVERVIEW_ROWS]
+        newest = [
+            fresh_records.get(record.run_id, record) for record in records[:MAX_OVERVIEW_ROWS]
         ]
-        artifact_id = api.upsert_artifact(
+        api.upsert_artifact(
             None,
-            key="lachesis-runs",
-            kind="table",
-            data=rows,
+            key=make_overview_key(self.home),
+            kind=OVERVIEW_KIND,
+            data=artifact_content.render_overview(newest),
             description="All runs",
-            artifact_id=artifact_ids.get(api.url),
         )
-        if artifact_ids.get(api.url) != artifact_id:
-            write_private(file, json.dumps({api.url: artifact_id}))
+
+
+def make_overview_key(home: Path) -> str:
+    """Return the key of the artifact that lists all runs of a home."""
+    return get_deployment_name(OVERVIEW_KEY, home)
 
 
 def _select_curve_steps(steps: Sequence[Step]) -> list[Step]:

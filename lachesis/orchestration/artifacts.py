@@ -96,7 +96,7 @@ def make_model_rows(test: InferenceTest) -> list[Json]:
             *(verdict.get(key) for key in keys),
         ]
         error = str(model_result.get("error", "")).split("\n")[0][:200]
-        rows.append(dict(zip(_MODEL_COLUMNS, [*map(_format_value, values), error], strict=True)))
+        rows.append(dict(zip(_MODEL_COLUMNS, [*map(format_value, values), error], strict=True)))
     return rows
 
 
@@ -135,7 +135,7 @@ def render_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[
         return []
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return lines + [
-        f"| {' | '.join(escape_cell(_format_value(value)) for value in row)} |" for row in rows
+        f"| {' | '.join(escape_cell(format_value(value)) for value in row)} |" for row in rows
     ]
 
 
@@ -152,7 +152,8 @@ def escape_cell(text: object) -> str:
     )
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return the text of a cell; a dash for a value that is missing."""
     if value is None:
         return "–"
     if isinstance(value, float):

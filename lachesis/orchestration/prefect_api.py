@@ -163,10 +163,10 @@ class PrefectApi(PrefectHttp):
     ) -> str:
         """Change an artifact in place, or create it, and return its id.
 
-        The artifact is `artifact_id`, or the newest of that key and flow run.
+        The artifact is `artifact_id`, or the newest of that key, kind and flow run.
         """
         encoded_data = json.dumps(data) if kind == "table" else data
-        artifact_id = artifact_id or self._find_newest_artifact(key, flow_run_id)
+        artifact_id = artifact_id or self.find_artifact(key, kind, flow_run_id)
         if artifact_id is not None and self.update_artifact(artifact_id, encoded_data):
             return artifact_id
         return self.create_artifact(
@@ -178,13 +178,13 @@ class PrefectApi(PrefectHttp):
             task_run_id=task_run_id,
         )
 
-    def _find_newest_artifact(self, key: str, flow_run_id: str | None) -> str | None:
-        """Return the id of the newest artifact by a filter.
+    def find_artifact(self, key: str, kind: str, flow_run_id: str | None = None) -> str | None:
+        """Return the id of the newest artifact of a key and kind, or None if there is none.
 
         The route for the latest of a key returns the id of the key's history, which cannot be
         changed.
         """
-        artifact_filter: Json = {"key": {"any_": [key]}}
+        artifact_filter: Json = {"key": {"any_": [key]}, "type": {"any_": [kind]}}
         if flow_run_id is not None:
             artifact_filter["flow_run_id"] = {"any_": [flow_run_id]}
         artifacts = self._request(

@@ -277,7 +277,9 @@ def test_pages_in_a_browser(
         "artifacts"
     ]
     (overview,) = server.ask(
-        "POST", "/artifacts/filter", {"artifacts": {"key": {"any_": ["lachesis-runs"]}}}
+        "POST",
+        "/artifacts/filter",
+        {"artifacts": {"key": {"any_": ["lachesis-runs"]}, "type": {"any_": ["markdown"]}}},
     )
     flow_run = record(served_home, broken_run)["flow_run_id"]
     pages = {
@@ -289,7 +291,7 @@ def test_pages_in_a_browser(
             f"/v2/artifacts/artifact/{known['report']}",
             ["Learning: broken", "data:image/svg", "have not changed"],
         ),
-        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [broken_run, "broken"]),
+        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [f"/runs/flow-run/{flow_run}", broken_run]),
     }
     for name, (path, expected) in pages.items():
         shot = tmp_path / f"{name}.png"

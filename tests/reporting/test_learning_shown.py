@@ -108,6 +108,10 @@ def test_a_dead_run_has_one_word_everywhere(
     record = store.load(RUN)
     assert artifact_content.build_overview_row(record)["learning"] == "broken"
     assert artifact_content.build_overview_row(record)["evidence"] == EVIDENCE
+    overview = artifact_content.render_overview([record])
+    assert artifact_content.render_overview([]) == "No runs yet."
+    assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
+    assert "broken: " in overview
     page = LachesisService(store.home).write_report(RUN, tmp_path / "report")[0].read_text()
     assert '<span class="word broken">broken</span>' in page
     assert "100% of 6,400 rollouts had no usable score" in page
