@@ -1,4 +1,5 @@
-"""Measure the time from the submission of a run until all its services are healthy, by stage.
+"""Measure the time from the submission of a run until its services are healthy, by stage, and
+until it has made its first step.
 
 python bench/launch.py [--repeat 3]
 """
@@ -57,8 +58,11 @@ def time_launch(service: LachesisService) -> dict[str, float]:
     assert record.started_at is not None
     assert record.healthy_at is not None
     times = {"submit to flow start": seconds_between(record.created_at, record.started_at)}
-    times |= read_task_times(record.flow_run_id or "")
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
+    metrics = service.store.dir(run_id).metrics
+    waiting.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, timeout_s=60)
+    times["submit to first step"] = seconds_between(record.created_at)
+    times |= read_task_times(record.flow_run_id or "")
     stopped = time.monotonic()
     service.stop(run_id)
     waiting.wait_until(lambda: service.get_run(run_id).has_ended, timeout_s=60)

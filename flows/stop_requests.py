@@ -88,8 +88,9 @@ def _check_flow_run_state(flow_run_id: str | None) -> None:
     # The run was suspended, or suspended and resumed, since the last check.
     if state == "PAUSED" or state in WAITING_STATES:
         raise SuspendRequested(SUSPENDED)
-    if state in ("CANCELLING", "CANCELLED"):
-        raise StopRequested(str(state).lower())
+    # A person may have set another state by hand; the flow itself completes only at its end.
+    if state in ("CANCELLING", "CANCELLED", "COMPLETED"):
+        raise StopRequested(f"marked as {state.lower()} in Prefect")
     if state in ("CRASHED", "FAILED"):
         raise ProcessExitedError(
             f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` "

@@ -291,7 +291,10 @@ def test_pages_in_a_browser(
             f"/v2/artifacts/artifact/{known['report']}",
             ["Learning: broken", "data:image/svg", "have not changed"],
         ),
-        "overview": (f"/v2/artifacts/artifact/{overview['id']}", [f"/runs/flow-run/{flow_run}", broken_run]),
+        "overview": (
+            f"/v2/artifacts/artifact/{overview['id']}",
+            [f"/runs/flow-run/{flow_run}", broken_run],
+        ),
     }
     for name, (path, expected) in pages.items():
         shot = tmp_path / f"{name}.png"

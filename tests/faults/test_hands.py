@@ -138,6 +138,31 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     )
 
 
+def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(world: World, row: Row) -> None:
+    """It has not completed, so that both views of it say that it was stopped."""
+    run = world.take("running")
+    run.reach("running")
+    flow_run_id = run.record.flow_run_id or ""
+    PrefectApi().set_state(flow_run_id, {"type": "COMPLETED", "name": "Completed"}, force=True)
+    record = run.ended()
+    assert record.status == "stopped"
+    assert "marked as completed in Prefect" in (record.error or "")
+    assert run.kept() == run.steps()[-1]
+
+    def is_cancelled() -> bool:
+        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
+        return bool(flow_run["state"]["type"] == "CANCELLED")
+
+    world.wait(is_cancelled, 30, "the same word in Prefect", 0.2)
+    row(
+        fault="set to Completed in Prefect",
+        phase="running",
+        expected="stopped",
+        seen="stopped, Cancelled",
+        kept=run.kept(),
+    )
+
+
 PHASES = (
     "queued",
     "preparing",

@@ -126,6 +126,9 @@ def test_other_ends_are_no_suspensions(
         stop_requests.raise_if_stop_requested(store, RUN)
     assert not isinstance(caught.value, stop_requests.SuspendRequested)
     assert stop_requests.leave_flow_run_suspended().type == "CANCELLED"
+    server.state = {"type": "COMPLETED"}
+    with pytest.raises(stop_requests.StopRequested, match="marked as completed in Prefect"):
+        stop_requests.raise_if_stop_requested(store, RUN)
     server.state = {"type": "CRASHED"}
     with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` continues"):
         stop_requests.raise_if_stop_requested(store, RUN)
