@@ -146,7 +146,6 @@ def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(world: World, row:
     PrefectApi().set_state(flow_run_id, {"type": "COMPLETED", "name": "Completed"}, force=True)
     record = run.ended()
     assert record.status == "stopped"
-    assert "marked as completed in Prefect" in (record.error or "")
     assert run.kept() == run.steps()[-1]
 
     def is_cancelled() -> bool:
