@@ -56,8 +56,8 @@ def list_parameters(record: RunRecord) -> Json:
     }
 
 
+# How the tags begin that say what a flow run is about.
 OWN_TAGS = ("run:", "test:", "environment:")
-"""How the tags begin that say what a flow run is about."""
 
 
 def list_tags(record: RunRecord) -> list[str]:

@@ -84,7 +84,7 @@ def test_the_flow_refuses_what_the_server_did_not_check(server: Server, served_h
 def test_a_bad_input_is_refused_by_rest_and_by_prefects_command(
     server: Server, served_home: Path, tmp_path: Path, bad: BadInput
 ) -> None:
-    """What the server does not refuse at the submission ends as Refused, and no run is made."""
+    """Refuse what the server can check at the submission, and the rest in the flow."""
     run_ids_before = {record.run_id for record in RunStore(served_home).all()}
     path = f"/deployments/{server.deployment('train')}/create_flow_run"
     answer = server.send("POST", path, {"parameters": bad.parameters})

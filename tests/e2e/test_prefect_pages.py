@@ -235,8 +235,8 @@ def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
         assert schedule["parameters"] == parameters
 
         def find_runs() -> list[RunRecord]:
-            made = [one for one in person.store.all() if one.schedule == name]
-            return sorted(made, key=lambda one: one.created_at)
+            runs = [one for one in person.store.all() if one.schedule == name]
+            return sorted(runs, key=lambda one: one.created_at)
 
         first, skipped = server.wait_for(
             lambda: runs[:2] if len(runs := find_runs()) > 1 else None, 120, "two runs"

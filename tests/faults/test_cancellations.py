@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.run_record import RunRecord
 from tests.faults.world import Run, World, frozen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
@@ -21,6 +22,12 @@ def wait_phase(run: Run, phase: str) -> None:
         run.world.wait(lambda: run.record.phase.startswith("waiting for"), 120, phase, 0.02)
     else:
         run.world.wait(lambda: run.record.phase == "evaluating", 150, phase, 0.02)
+
+
+def read_state(record: RunRecord) -> str:
+    """Return the name of the state of a run's flow run."""
+    flow_run = PrefectApi().read_flow_run(record.flow_run_id or "") or {}
+    return str(flow_run["state"]["name"])
 
 
 @pytest.mark.parametrize("phase", ["queued", "starting", "saving", "evaluating"])
@@ -38,10 +45,8 @@ def test_a_cancellation_has_one_true_end(
         wait_phase(run, phase)
         PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
     record = run.ended()
-    flow_run_id = record.flow_run_id or ""
-    read_state = lambda: (PrefectApi().read_flow_run(flow_run_id) or {})["state"]["name"]  # noqa: E731
-    world.wait(lambda: read_state() != "Cancelling", 60, "the end of the flow run", 0.2)
-    assert (record.status, read_state()) == ("stopped", "Cancelled"), record.error
+    world.wait(lambda: read_state(record) != "Cancelling", 60, "the end of the flow run", 0.2)
+    assert (record.status, read_state(record)) == ("stopped", "Cancelled"), record.error
     listed = {one.run_id: one.status for one in world.service.list_runs()}
     assert (listed[run.run_id], run.seen().status) == ("stopped", "stopped")
     assert all(service.state.startswith("exited") for service in record.services.values())
@@ -53,6 +58,6 @@ def test_a_cancellation_has_one_true_end(
         fault="cancel in Prefect",
         phase=phase,
         expected="stopped, Cancelled",
-        seen=f"{record.status}, {read_state()}",
+        seen=f"{record.status}, {read_state(record)}",
         kept=run.kept(),
     )

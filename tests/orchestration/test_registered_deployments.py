@@ -1,5 +1,5 @@
-"""What the runner and the monitor keep in order at a real Prefect server: flow runs that wait, the
-choices in forms, and the deployments of 0.1.0.
+"""The runner and the monitor keep a real Prefect server in order: flow runs that wait, the choices
+in forms, and the deployments of 0.1.0.
 """
 
 from __future__ import annotations
