@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -21,6 +22,7 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
@@ -40,6 +42,9 @@ from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")
 WATCH_POLL_S = 5.0
+# How long after a flow run was marked as crashed its training may still complete: a process that
+# survived its runner has only the last checkpoint and the report left to write.
+LATE_COMPLETION = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
@@ -142,21 +147,21 @@ async def main() -> int:
 
 
 async def _end_orphaned_runs(deployment_ids: list[UUID]) -> None:
-    """Mark flow runs as crashed that lost their runner, and those as completed whose training is.
+    """Mark flow runs that lost their runner: as completed if their training is, else as crashed.
 
     This is the only runner of its deployments (one launcher and one deployment name per home), so a
     run that is marked as running belonged to an earlier one. A flow process that survived sees the
-    new state and ends its services.
+    new state and ends its services, or completes what it has begun (`_complete_crashed_runs`).
     """
-    completed_ids = {
-        record.flow_run_id for record in RunStore().all() if record.status == "completed"
-    }
     async with get_client() as client:
-        for run in await client.read_flow_runs(
+        await _complete_crashed_runs(client, deployment_ids, after=None)
+        orphans = await client.read_flow_runs(
             flow_run_filter=_make_flow_run_filter(
                 deployment_ids, "RUNNING", "PENDING", "CANCELLING"
             )
-        ):
+        )
+        completed_ids = _read_completed_ids() if orphans else set()
+        for run in orphans:
             if str(run.id) in completed_ids:
                 await client.set_flow_run_state(run.id, Completed(), force=True)
                 continue
@@ -166,6 +171,39 @@ async def _end_orphaned_runs(deployment_ids: list[UUID]) -> None:
             )
 
 
+async def _complete_crashed_runs(
+    client: PrefectClient, deployment_ids: list[UUID], *, after: datetime | None
+) -> None:
+    """Mark crashed flow runs as completed whose training has completed after all.
+
+    A flow process may outlive its runner, or be killed between the end of the training and that of
+    the flow run.
+
+    Args:
+        client: The client.
+        deployment_ids: The deployments whose flow runs are meant.
+        after: Only flow runs that were marked as crashed since then. None: all of them.
+    """
+    crashed = _make_flow_run_filter(deployment_ids, "CRASHED")
+    if after:
+        crashed.end_time = FlowRunFilterEndTime(after_=after)
+    runs = await client.read_flow_runs(flow_run_filter=crashed)
+    completed_ids = _read_completed_ids() if runs else set()
+    for run in runs:
+        if str(run.id) in completed_ids:
+            log.info("%s has completed after its runner was gone", run.name)
+            await client.set_flow_run_state(run.id, Completed(), force=True)
+
+
+def _read_completed_ids() -> set[str]:
+    """Return the flow runs of the training runs that have completed, as their records say."""
+    return {
+        record.flow_run_id
+        for record in RunStore().all()
+        if record.status == "completed" and record.flow_run_id
+    }
+
+
 def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFilter:
     """Return a filter for flow runs of these deployments in one of these states."""
     types = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states)))
@@ -173,7 +211,7 @@ def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFi
 
 
 async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) -> None:
-    """Watch for cancellations, and for flow runs that wait for their place.
+    """Watch for cancellations, late completions and flow runs that wait for their place.
 
     Prefect's own watch for cancellations stops permanently after three failed polls.
     """
@@ -186,7 +224,17 @@ async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) ->
             without_process = await _end_cancelled_runs(
                 client, runners, deployment_ids, without_process
             )
+            await _complete_late_runs(client, deployment_ids)
             await asyncio.to_thread(record_waiting_runs)
+
+
+async def _complete_late_runs(client: PrefectClient, deployment_ids: list[UUID]) -> None:
+    """Mark flow runs as completed that were lately marked as crashed and have completed since."""
+    try:
+        since = datetime.now(UTC) - LATE_COMPLETION
+        await _complete_crashed_runs(client, deployment_ids, after=since)
+    except (httpx.HTTPError, PrefectException) as error:  # The next poll tries again.
+        log.warning("late completions were not checked: %r", error)
 
 
 async def _end_cancelled_runs(

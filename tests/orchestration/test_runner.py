@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 
 from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.runs.store import RunStore
+from tests.patience import deadline
 from tests.prefect_server import (
     WORK_S,
     end_runner_around_completion,
+    read_state,
     run_lingering_flow_runner,
 )
+from tests.records import make_record
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,3 +84,36 @@ def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
     )
     assert answer["status"] in ("REJECT", "ABORT")
     assert (prefect_api.read_flow_run(flow_run["id"]) or {})["state"]["type"] == "SCHEDULED"
+
+
+def test_a_training_that_completes_after_its_flow_run_was_marked_as_crashed(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """A flow process that survives its runner may have only the report left to write."""
+    store = RunStore()
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    flow_run_ids = {}
+    for run_id, state, status in (
+        ("0000000a", "RUNNING", "running"),
+        ("0000000b", "CRASHED", "completed"),
+        ("0000000c", "CRASHED", "failed"),
+    ):
+        flow_run = prefect_api.create_flow_run(
+            deployment["id"], name=run_id, parameters={}, tags=[], key=f"{tmp_path}-{run_id}"
+        )
+        flow_run_ids[run_id] = flow_run["id"]
+        prefect_api.set_state(flow_run["id"], {"type": state}, force=True)
+        store.create(make_record(run_id=run_id, status=status, flow_run_id=flow_run["id"]))
+
+    def read_states() -> dict[str, str]:
+        return {run_id: read_state(prefect_api, id_) for run_id, id_ in flow_run_ids.items()}
+
+    expected = {"0000000a": "CRASHED", "0000000b": "COMPLETED", "0000000c": "CRASHED"}
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        assert read_states() == expected
+        store.update("0000000a", status="completed")
+        until = deadline(60)
+        while read_states() != {**expected, "0000000a": "COMPLETED"}:
+            assert time.monotonic() < until, read_states()
+            time.sleep(0.5)
