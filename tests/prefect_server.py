@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.up import PREFECT_SETTINGS
+from lachesis.base.errors import ServerDownError
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import READY_LINE
 from lachesis.supervision.ports import reserve_free_ports
@@ -60,9 +61,11 @@ def serve_prefect(home: Path) -> Iterator[PrefectApi]:
         assert process.poll() is None, (home / "log").read_text()
         assert time.monotonic() < until
         time.sleep(0.2)
-    yield api
-    process.terminate()
-    process.wait(60)
+    try:
+        yield api
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -92,8 +95,14 @@ def run_lingering_flow_runner(api: PrefectApi, folder: Path) -> Iterator[subproc
 
 
 def read_state(api: PrefectApi, flow_run_id: str) -> str:
-    """Return the type of a flow run's state."""
-    return str((api.read_flow_run(flow_run_id) or {})["state"]["type"])
+    """Return the type of a flow run's state; a busy server is asked again."""
+    until = deadline(60)
+    while True:
+        try:
+            return str((api.read_flow_run(flow_run_id) or {})["state"]["type"])
+        except ServerDownError:
+            assert time.monotonic() < until
+            time.sleep(0.2)
 
 
 def end_runner_around_completion(api: PrefectApi, folder: Path, pause_s: float) -> list[str]:

@@ -13,7 +13,13 @@ import pytest
 
 from lachesis.orchestration.prefect_api import PrefectApi
 from tests.faults.world import World
-from tests.prefect_server import LINGER_S, WORK_S, end_runner_around_completion, serve_prefect
+from tests.prefect_server import (
+    LINGER_S,
+    WORK_S,
+    end_runner_around_completion,
+    read_state,
+    serve_prefect,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
 ENDED = ("COMPLETED", "CANCELLED", "FAILED", "CRASHED")
@@ -51,7 +57,7 @@ def test_a_completed_run_is_completed_after_the_server_was_ended_too(
         states = end_runner_around_completion(api, tmp_path, WORK_S + 0.5)
         (flow_run,) = api._request("POST", "/flow_runs/filter", {})  # type: ignore[misc]
     with serve_prefect(home) as api:
-        state = (api.read_flow_run(flow_run["id"]) or {})["state"]["type"]
+        state = read_state(api, flow_run["id"])
     assert (states[-1], state) == ("COMPLETED", "COMPLETED")
     row(
         fault="runner, then server SIGTERM", phase="exiting", expected="completed", seen="completed"
@@ -85,15 +91,15 @@ def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
     record = run.ended(150)
     flow_run_id = record.flow_run_id or ""
 
-    def read_state() -> dict[str, Any]:
+    def read_run_state() -> dict[str, Any]:
         state: dict[str, Any] = (PrefectApi().read_flow_run(flow_run_id) or {})["state"]
         return state
 
     # A flow that outlives its runner may complete after the next runner has marked it as crashed.
     world.wait(
         lambda: (
-            read_state()["type"] in ENDED
-            and (read_state()["type"] == "COMPLETED") == (run.record.status == "completed")
+            read_run_state()["type"] in ENDED
+            and (read_run_state()["type"] == "COMPLETED") == (run.record.status == "completed")
         ),
         90,
         "one word in both places",
@@ -101,7 +107,7 @@ def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
     )
     record = run.record
     world.wait(lambda: run.seen().status == record.status, 30, "one word everywhere", 0.5)
-    state = read_state()
+    state = read_run_state()
     if status == "completed":
         assert record.status == "completed"
     assert (state["type"] == "COMPLETED") == (record.status == "completed"), (state, record.error)
