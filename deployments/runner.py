@@ -36,6 +36,7 @@ from deployments.former_names import retire_former_deployments
 from deployments.log_capture import capture_output
 from deployments.waiting_runs import record_waiting_runs
 from lachesis.base import paths
+from lachesis.base.errors import LachesisError
 from lachesis.orchestration import prefect_internals
 from lachesis.orchestration.server import READY_LINE, read_max_runs_setting
 from lachesis.runs.store import RunStore
@@ -160,7 +161,7 @@ async def _end_orphaned_runs(deployment_ids: list[UUID]) -> None:
                 deployment_ids, "RUNNING", "PENDING", "CANCELLING"
             )
         )
-        completed_ids = _read_completed_ids() if orphans else set()
+        completed_ids = await asyncio.to_thread(_read_completed_ids) if orphans else set()
         for run in orphans:
             if str(run.id) in completed_ids:
                 await client.set_flow_run_state(run.id, Completed(), force=True)
@@ -188,7 +189,7 @@ async def _complete_crashed_runs(
     if after:
         crashed.end_time = FlowRunFilterEndTime(after_=after)
     runs = await client.read_flow_runs(flow_run_filter=crashed)
-    completed_ids = _read_completed_ids() if runs else set()
+    completed_ids = await asyncio.to_thread(_read_completed_ids) if runs else set()
     for run in runs:
         if str(run.id) in completed_ids:
             log.info("%s has completed after its runner was gone", run.name)
@@ -233,7 +234,8 @@ async def _complete_late_runs(client: PrefectClient, deployment_ids: list[UUID])
     try:
         since = datetime.now(UTC) - LATE_COMPLETION
         await _complete_crashed_runs(client, deployment_ids, after=since)
-    except (httpx.HTTPError, PrefectException) as error:  # The next poll tries again.
+    # An error must not end the watch; the next poll tries again.
+    except (httpx.HTTPError, PrefectException, LachesisError) as error:
         log.warning("late completions were not checked: %r", error)
 
 
