@@ -56,6 +56,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/chain.py
 	$(BIN)/python bench/launch.py
+	$(BIN)/python bench/rollouts.py
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/validation.py
 	$(BIN)/python bench/monitor.py
@@ -79,6 +80,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    || $(BIN)/pip install -qq --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
 	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
 	fi
+	@$(BIN)/pip uninstall -qq --yes lachesis  # its name before 0.2
 	@$(BIN)/pip install -qq --constraint constraints.txt --editable '.[embedded,dev]'
 	@$(BIN)/pip install -qq --no-deps --constraint constraints.txt tinker-cookbook  # tests need few of its own packages
 	@touch $@

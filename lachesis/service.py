@@ -37,6 +37,7 @@ from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_answers import RunResults, RunStatus
 from lachesis.reporting.status import build_run_results, build_run_status, find_log_files
 from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.provenance import write_provenance
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.plan import ServicePlan, make_training_plan
@@ -202,6 +203,8 @@ class LachesisService:
             if launch.fork_source:
                 launch.fork_source.copy_into(self.store.dir(run_id))
             self.store.create(record, launch.config.to_yaml())
+            files = mixture.list_environment_files(launch.environment, launch.config)
+            write_provenance(self.store.dir(run_id), files, launch.config)
         except BaseException:
             self.store.discard(record.run_id)
             raise

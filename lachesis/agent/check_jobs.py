@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lachesis.agent import schemas
 from lachesis.agent.session import MAX_TEST_WAIT_S, SCHEMA_TIMEOUT_S, ReportProgress
 from lachesis.base import paths
-from lachesis.base.errors import ConfigError, LachesisError, StorageError, UnknownTestError, shorten
+from lachesis.base.errors import LachesisError, StorageError, UnknownTestError, shorten
 from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe, requirements, scaffold
@@ -194,12 +194,12 @@ def _build_answer(job: CheckJob) -> schemas.EnvironmentCheck:
 
 
 def _find_environments_folder() -> Path:
-    """Return the folder for new files: the last one of LACHESIS_ENVIRONMENTS, else the checkout's
-    own.
+    """Return the folder for new files: the last one that environments are searched in, but the
+    home's rather than the installed package's.
     """
     folders = [folder for folder in paths.environment_dirs() if folder.is_dir()]
-    if not folders:
-        raise ConfigError("there is no folder of environments; set LACHESIS_ENVIRONMENTS to one")
+    if not folders or folders[-1].is_relative_to(paths.PACKAGE):
+        return paths.home() / "environments"
     return folders[-1]
 
 

@@ -28,10 +28,8 @@ class Resource:
 
 
 def get_skill_path() -> Path:
-    """Return the path of the skill that teaches an agent these tools; it is part of the
-    checkout.
-    """
-    return paths.checkout_dir() / "skills" / "rl-training" / "SKILL.md"
+    """Return the path of the skill that teaches an agent these tools."""
+    return paths.project_dir() / "skills" / "rl-training" / "SKILL.md"
 
 
 STATIC_RESOURCES = (
@@ -93,8 +91,8 @@ def list_resources(session: AgentSession) -> list[Resource]:
 
 
 def has_skill() -> bool:
-    """Return whether the skill is available; the installed package does not contain it."""
-    with contextlib.suppress(LachesisError):  # no checkout
+    """Return whether the skill is available."""
+    with contextlib.suppress(LachesisError):  # There is no project.
         return get_skill_path().is_file()
     return False
 

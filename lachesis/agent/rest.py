@@ -8,7 +8,7 @@ is left to the client here, so the service does not apply its own.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import anyio
@@ -18,56 +18,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from lachesis import __version__
 from lachesis.agent import schemas
+from lachesis.agent.rest_responses import make_error_response, respond, run_tool
+from lachesis.agent.rollouts import RolloutList
 from lachesis.agent.session import AgentSession
-from lachesis.agent.tools import TOOLS, CallContext, run_catching_errors
-from lachesis.base.errors import (
-    ArgumentsError,
-    CheckpointError,
-    ConfigError,
-    EnvironmentTimeoutError,
-    LachesisError,
-    LockedFieldError,
-    MissingDependencyError,
-    MissingKeyError,
-    ModelNotFoundError,
-    RLEnvironmentError,
-    RunError,
-    ServerDownError,
-    StorageError,
-    UnknownEnvironmentError,
-    UnknownFieldError,
-    UnknownRunError,
-    UnknownTestError,
-)
+from lachesis.agent.tool_arguments import RolloutItem, RolloutOrder, RolloutStep
+from lachesis.agent.tools import TOOLS, CallContext
+from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.base.http_guard import ASGIApp, HttpGuard
-from lachesis.base.json_text import Json, error_to_payload
+from lachesis.base.json_text import Json
 from lachesis.base.response_model import ResponseModel
 from lachesis.reporting.run_answers import RunResults, RunStatus
-
-# The first that fits; what is left is a fault of ours.
-_STATUS_CODES: tuple[tuple[type[LachesisError], int], ...] = (
-    (UnknownEnvironmentError, 404),
-    (UnknownRunError, 404),
-    (UnknownTestError, 404),
-    (UnknownFieldError, 404),
-    (ModelNotFoundError, 404),
-    (LockedFieldError, 403),
-    (ArgumentsError, 422),
-    (ConfigError, 400),
-    (EnvironmentTimeoutError, 504),
-    (RLEnvironmentError, 409),
-    (RunError, 409),
-    (CheckpointError, 409),
-    (MissingKeyError, 409),
-    (MissingDependencyError, 409),
-    (ServerDownError, 503),
-    (StorageError, 507),
-)
 
 
 class ErrorBody(ResponseModel):
@@ -190,7 +155,7 @@ def _describe_route(tool_name: str, tag: str) -> Json:
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(LachesisError)
     async def handle_lachesis_error(request: Request, error: LachesisError) -> JSONResponse:
-        return _make_error_response(error)
+        return make_error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid_request(
@@ -201,7 +166,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         )
         is_json = "json" in request.headers.get("content-type", "json")
         hint = "" if is_json else "; send Content-Type: application/json"
-        return _make_error_response(ArgumentsError(f"the request is invalid: {problems}{hint}"))
+        return make_error_response(ArgumentsError(f"the request is invalid: {problems}{hint}"))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -228,7 +193,7 @@ def _add_service_routes(app: FastAPI) -> None:
         **_describe_route("rl_health_check", "service"),
     )
     def health(context: RequestContext) -> Any:
-        return _run_tool("rl_health_check", context)
+        return run_tool("rl_health_check", context)
 
 
 def _add_environment_routes(app: FastAPI) -> None:
@@ -240,7 +205,7 @@ def _add_environment_routes(app: FastAPI) -> None:
         **_describe_route("rl_list_environments", "environments"),
     )
     def environments(context: RequestContext) -> Any:
-        return _respond(lambda: context.session.list_environments().to_payload()["environments"])
+        return respond(lambda: context.session.list_environments().to_payload()["environments"])
 
     @app.post(
         "/environments/{name}/select",
@@ -251,7 +216,7 @@ def _add_environment_routes(app: FastAPI) -> None:
         context: RequestContext, name: str, body: Annotated[SelectBody | None, Body()] = None
     ) -> Any:
         arguments = _read_arguments(body) if body else {}
-        return _run_tool("rl_select_environment", context, {"name": name, **arguments})
+        return run_tool("rl_select_environment", context, {"name": name, **arguments})
 
     _add_draft_routes(app)
 
@@ -263,7 +228,7 @@ def _add_draft_routes(app: FastAPI) -> None:
         **_describe_route("rl_get_current_config", "configuration"),
     )
     def config(context: RequestContext) -> Any:
-        return _run_tool("rl_get_current_config", context)
+        return run_tool("rl_get_current_config", context)
 
     @app.post(
         "/config",
@@ -271,13 +236,13 @@ def _add_draft_routes(app: FastAPI) -> None:
         **_describe_route("rl_edit_config", "configuration"),
     )
     def edit(context: RequestContext, body: EditBody) -> Any:  # type: ignore[valid-type]
-        return _run_tool("rl_edit_config", context, _read_arguments(body))
+        return run_tool("rl_edit_config", context, _read_arguments(body))
 
 
 def _add_run_routes(app: FastAPI) -> None:
     @app.get("/runs", response_model=schemas.RunList, **_describe_route("rl_list_runs", "runs"))
     def runs(context: RequestContext) -> Any:
-        return _run_tool("rl_list_runs", context)
+        return run_tool("rl_list_runs", context)
 
     @app.post(
         "/runs", response_model=schemas.StartAnswer, **_describe_route("rl_start_training", "runs")
@@ -286,13 +251,13 @@ def _add_run_routes(app: FastAPI) -> None:
         context: RequestContext,
         body: Annotated[StartBody | None, Body()] = None,  # type: ignore[valid-type]
     ) -> Any:
-        return _run_tool("rl_start_training", context, _read_arguments(body) if body else {})
+        return run_tool("rl_start_training", context, _read_arguments(body) if body else {})
 
     @app.get(
         "/runs/{run_id}", response_model=RunStatus, **_describe_route("rl_check_status", "runs")
     )
     def status(context: RequestContext, run_id: RunId) -> Any:
-        return _respond(lambda: context.session.get_live_status(run_id).to_payload())
+        return respond(lambda: context.session.get_live_status(run_id).to_payload())
 
     @app.post(
         "/runs/{run_id}/stop",
@@ -300,7 +265,7 @@ def _add_run_routes(app: FastAPI) -> None:
         **_describe_route("rl_stop_training", "runs"),
     )
     def stop(context: RequestContext, run_id: RunId) -> Any:
-        return _run_tool("rl_stop_training", context, {"run_id": run_id})
+        return run_tool("rl_stop_training", context, {"run_id": run_id})
 
     @app.get(
         "/runs/{run_id}/metrics",
@@ -308,7 +273,23 @@ def _add_run_routes(app: FastAPI) -> None:
         **_describe_route("rl_get_results", "runs"),
     )
     def metrics(context: RequestContext, run_id: RunId) -> Any:
-        return _run_tool("rl_get_results", context, {"run_id": run_id})
+        return run_tool("rl_get_results", context, {"run_id": run_id})
+
+    @app.get(
+        "/runs/{run_id}/rollouts",
+        response_model=RolloutList,
+        **_describe_route("rl_get_rollouts", "runs"),
+    )
+    def rollouts(
+        context: RequestContext,
+        run_id: RunId,
+        step: RolloutStep = None,
+        order: RolloutOrder = "worst",
+        item: RolloutItem = None,
+        limit: Annotated[int, Field(ge=1, le=100)] = 5,
+    ) -> Any:
+        query = {"step": step, "order": order, "item": item, "limit": limit}
+        return run_tool("rl_get_rollouts", context, {"run_id": run_id, **query})
 
 
 def _add_schedule_routes(app: FastAPI) -> None:
@@ -318,7 +299,7 @@ def _add_schedule_routes(app: FastAPI) -> None:
         **_describe_route("rl_list_schedules", "schedules"),
     )
     def list_schedules(context: RequestContext) -> Any:
-        return _run_tool("rl_list_schedules", context)
+        return run_tool("rl_list_schedules", context)
 
     @app.post(
         "/schedules",
@@ -329,7 +310,7 @@ def _add_schedule_routes(app: FastAPI) -> None:
         context: RequestContext,
         body: Annotated[ScheduleBody, Body()],  # type: ignore[valid-type]
     ) -> Any:
-        return _run_tool("rl_schedule_training", context, _read_arguments(body))
+        return run_tool("rl_schedule_training", context, _read_arguments(body))
 
     @app.delete(
         "/schedules/{name}",
@@ -338,7 +319,7 @@ def _add_schedule_routes(app: FastAPI) -> None:
         tags=["schedules"],
     )
     def remove_schedule(context: RequestContext, name: str) -> Any:
-        return _run_tool("rl_schedule_training", context, {"remove": name})
+        return run_tool("rl_schedule_training", context, {"remove": name})
 
 
 def _add_test_routes(app: FastAPI) -> None:
@@ -356,7 +337,7 @@ def _add_test_routes(app: FastAPI) -> None:
     ) -> Any:
         arguments = _read_arguments(body) if body else {}
         return await anyio.to_thread.run_sync(
-            lambda: _run_tool("rl_test_inference", context, arguments), limiter=wait_limiter
+            lambda: run_tool("rl_test_inference", context, arguments), limiter=wait_limiter
         )
 
     @app.post(
@@ -367,28 +348,10 @@ def _add_test_routes(app: FastAPI) -> None:
     async def check_environment(context: RequestContext, body: Annotated[CheckBody, Body()]) -> Any:  # type: ignore[valid-type]
         arguments = _read_arguments(body)
         return await anyio.to_thread.run_sync(
-            lambda: _run_tool("rl_check_environment", context, arguments), limiter=wait_limiter
+            lambda: run_tool("rl_check_environment", context, arguments), limiter=wait_limiter
         )
 
 
 def _read_arguments(body: Any) -> Json:
     arguments: Json = body.model_dump(exclude_unset=True)
     return arguments
-
-
-def _run_tool(tool_name: str, context: CallContext, arguments: Json | None = None) -> JSONResponse:
-    return _respond(lambda: TOOLS[tool_name].run(context, arguments).to_payload())
-
-
-def _respond(make_answer: Callable[[], Any]) -> JSONResponse:
-    body, error = run_catching_errors(make_answer)
-    if error is None:
-        return JSONResponse(body)
-    return _make_error_response(error)
-
-
-def _make_error_response(error: LachesisError) -> JSONResponse:
-    status = next(
-        (status for error_class, status in _STATUS_CODES if isinstance(error, error_class)), 500
-    )
-    return JSONResponse(error_to_payload(error), status)

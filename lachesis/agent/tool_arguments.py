@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+
+RunId = Annotated[
+    str,
+    Field(
+        max_length=100,
+        description="Eight hexadecimal digits, as returned by rl_start_training and rl_list_runs",
+    ),
+]
+
+
+SelectedProfile = Annotated[
+    str | None,
+    Field(
+        max_length=100,
+        description="Where to train: embedded (this machine), tinker (paid cloud) or custom",
+    ),
+]
+
+
+SelectedModel = Annotated[
+    str | None,
+    Field(
+        max_length=1000,
+        description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's",
+    ),
+]
+
 
 ResumedRun = Annotated[
     str | None,
@@ -123,4 +150,19 @@ AnsweringModel = Annotated[
         max_length=1000,
         description="A folder with the model that answers; by default the tiny one",
     ),
+]
+
+
+RolloutStep = Annotated[int | None, Field(ge=-1, description="One step only; -1 is the last")]
+
+
+RolloutOrder = Annotated[
+    Literal["worst", "best", "first", "invalid"],
+    Field(description="By score, as they came, or those that could not be scored or trained on"),
+]
+
+
+RolloutItem = Annotated[
+    str | None,
+    Field(max_length=1000, description="One item: its item_key, or a part of the prompt"),
 ]

@@ -13,7 +13,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lachesis.agent import check_jobs, health, inference_tests, previews, schedules, schemas
+from lachesis.agent import (
+    check_jobs,
+    health,
+    inference_tests,
+    previews,
+    rollouts,
+    schedules,
+    schemas,
+)
 from lachesis.agent.registry import (
     TOOLS,
     AgentTool,
@@ -34,7 +42,13 @@ from lachesis.agent.tool_arguments import (
     RemovedSchedule,
     RequireValidation,
     ResumedRun,
+    RolloutItem,
+    RolloutOrder,
+    RolloutStep,
+    RunId,
     ScheduledFrom,
+    SelectedModel,
+    SelectedProfile,
     StartFrom,
     TestedModels,
     TestPrompts,
@@ -52,13 +66,6 @@ MIN_PYTHON = (3, 11)
 # Tools whose calls may take half a minute; a server must answer other calls meanwhile.
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
-RunId = Annotated[
-    str,
-    Field(
-        max_length=100,
-        description="Eight hexadecimal digits, as returned by rl_start_training and rl_list_runs",
-    ),
-]
 
 
 @tool(READ_ONLY_HINTS)
@@ -73,21 +80,8 @@ def rl_list_environments(context: CallContext) -> schemas.EnvironmentList:
 def rl_select_environment(
     context: CallContext,
     name: Annotated[str, Field(max_length=200, description="A name from rl_list_environments")],
-    profile: Annotated[
-        str | None,
-        Field(
-            max_length=100,
-            description="Where to train: embedded (this machine), tinker (paid cloud) or custom",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Field(
-            max_length=1000,
-            description="Base model: a Hugging Face name, a folder or `tiny`; by default the "
-            "profile's",
-        ),
-    ] = None,
+    profile: SelectedProfile = None,
+    model: SelectedModel = None,
 ) -> schemas.SelectAnswer:
     """Select an environment and begin a new draft of its configuration with the default values.
 
@@ -268,6 +262,19 @@ def rl_get_results(context: CallContext, run_id: RunId) -> RunResults:
     the trained weights with their paths and the local adapter folder.
     """
     return context.session.get_results(run_id)
+
+
+@tool(READ_ONLY_HINTS)
+def rl_get_rollouts(
+    context: CallContext,
+    run_id: RunId,
+    step: RolloutStep = None,
+    order: RolloutOrder = "worst",
+    item: RolloutItem = None,
+    limit: Annotated[int, Field(ge=1, le=100)] = 5,
+) -> rollouts.RolloutList:
+    """Return what the model answered in training: prompts, answers, scores and the reasons."""
+    return rollouts.get_rollouts(context.session, run_id, step, order, item, limit)
 
 
 @tool(READ_ONLY_HINTS)

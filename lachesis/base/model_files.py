@@ -45,16 +45,25 @@ def is_cached(name: str, *, needs_weights: bool = True) -> bool:
     The cache fills file by file, a tokenizer's settings before its vocabulary, so settings alone
     may be what is left of an interrupted download.
     """
-    if not _MODEL_NAME.fullmatch(name):
-        return False
-    model_dir = _get_hub_cache_dir() / f"models--{name.replace('/', '--')}"
-    try:
-        snapshot = model_dir / "snapshots" / (model_dir / "refs" / "main").read_text().strip()
-    except OSError:
+    snapshot = find_cached_snapshot(name)
+    if snapshot is None:
         return False
     return _find_missing_file(snapshot, needs_weights=needs_weights) is None and _has_file(
         snapshot, _VOCABULARY_PATTERNS
     )
+
+
+def find_cached_snapshot(name: str) -> Path | None:
+    """Return the folder of a model in the cache of Hugging Face, which is named after its revision,
+    or None.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        return None
+    model_dir = _get_hub_cache_dir() / f"models--{name.replace('/', '--')}"
+    try:
+        return model_dir / "snapshots" / (model_dir / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
 
 
 def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Locate the home folder with runs and models, and the checkout with flows and environments."""
+"""Locate the home folder with runs and models, and the project with flows and environments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 import platformdirs
 
 from lachesis.base.errors import MissingDependencyError
+
+# The name by which pip finds this program; PyPI's `lachesis` is another one.
+DISTRIBUTION = "lachesis-rl"
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def home() -> Path:
@@ -29,40 +33,49 @@ def models_dir(root: Path | None = None) -> Path:
     return (root or home()) / "models"
 
 
-def checkout_dir() -> Path:
-    """Return the source checkout, with `flows/`, `tasks/`, `deployments/` and `environments/`.
+def project_dir() -> Path:
+    """Return the folder with `flows/`, `tasks/`, `deployments/`, `environments/` and `skills/`.
 
-    It is `$LACHESIS_CHECKOUT` if that is set, else the folder that this package was loaded from.
+    It is `$LACHESIS_CHECKOUT` if that is set, else the checkout that this package was loaded from,
+    else the copy in the installed package.
 
     Raises:
         MissingDependencyError: That folder has no `deployments/up.py`.
     """
-    root = Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
-    if not (root / "deployments" / "up.py").is_file():
+    root = _find_project_dir()
+    if not _is_project(root):
         raise MissingDependencyError(
-            f"{root} is not a Lachesis checkout (it has no deployments/up.py); the flows live in "
-            f"the checkout, not in the installed package: clone the repository and set "
-            f"LACHESIS_CHECKOUT to it"
+            f"the flows are not in {root} (it has no deployments/up.py); if LACHESIS_CHECKOUT is "
+            f"set, unset it or set it to a clone of the repository; else install {DISTRIBUTION} "
+            f"again"
         )
     return root
 
 
+def _find_project_dir() -> Path:
+    if configured := os.environ.get("LACHESIS_CHECKOUT"):
+        return Path(configured)
+    checkout = PACKAGE.parent
+    return checkout if _is_project(checkout) else PACKAGE / "project"
+
+
+def _is_project(folder: Path) -> bool:
+    return (folder / "deployments" / "up.py").is_file()
+
+
 def environment_dirs() -> list[Path]:
-    """Return where environments are searched: the folder of the checkout, then
-    `$LACHESIS_ENVIRONMENTS`.
+    """Return where environments are searched: the folder of the project, then the one in the home,
+    then `$LACHESIS_ENVIRONMENTS`.
 
     That variable holds folders and files, separated as in `$PATH`.
     """
-    builtin = (
-        Path(os.environ.get("LACHESIS_CHECKOUT") or Path(__file__).resolve().parents[2])
-        / "environments"
-    )
+    own = [_find_project_dir() / "environments", home() / "environments"]
     configured = [
         Path(p).expanduser()
         for p in os.environ.get("LACHESIS_ENVIRONMENTS", "").split(os.pathsep)
         if p
     ]
-    return [path for path in (builtin, *configured) if path.is_dir() or path.suffix == ".py"]
+    return [path for path in (*own, *configured) if path.is_dir() or path.suffix == ".py"]
 
 
 def to_safe_name(name: str) -> str:

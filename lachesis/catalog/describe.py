@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lachesis
 from lachesis.base import paths
 from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, ChildResult, run_bounded
 from lachesis.base.errors import (
@@ -211,7 +212,8 @@ def _list_versions() -> tuple[str, ...]:
     """Return the versions that a cached schema depends on: Python's, Atropos's and ours."""
     return (
         sys.version,
-        *(importlib.metadata.version(name) for name in ("atroposlib", "lachesis")),
+        importlib.metadata.version("atroposlib"),
+        lachesis.__version__,
         "with checks",
     )
 

@@ -70,8 +70,7 @@ def read_requirements(file: Path) -> ScriptRequirements:
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):
             raise ValueError("dependencies must be a list of texts, and requires-python a text")
-        for dependency in dependencies:
-            Requirement(dependency)
+        dependencies = [_name_distribution(dependency) for dependency in dependencies]
         SpecifierSet(python)
     except OSError as error:
         raise RequirementsError(f"{file} cannot be read: {error.strerror}") from error
@@ -80,6 +79,20 @@ def read_requirements(file: Path) -> ScriptRequirements:
             f"the header of {file} (PEP 723) cannot be used: {error}"
         ) from error
     return ScriptRequirements(tuple(dependencies), python)
+
+
+def _name_distribution(dependency: str) -> str:
+    """Return the dependency, with `lachesis` under the name by which pip finds it: another project
+    has that name.
+
+    Raises:
+        InvalidRequirement: It is not a requirement.
+    """
+    requirement = Requirement(dependency)
+    if requirement.name.lower() != "lachesis":
+        return dependency
+    requirement.name = paths.DISTRIBUTION
+    return str(requirement)
 
 
 def _read_header_lines(lines: list[str]) -> Iterator[str]:

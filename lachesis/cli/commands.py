@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +17,9 @@ from lachesis.cli import (
     demo,
     doctor,
     environments,
+    logs,
     metrics,
+    rollouts,
     schedules,
     serve,
     show_environments,
@@ -38,8 +39,10 @@ from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import find_newest_result
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import shorten_service_name
+from lachesis.runs.provenance import read_provenance
+from lachesis.runs.run_ids import resolve_checkpoint_name, resolve_run_id
 from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.inference_tests import InferenceTest, TestOptions
 
@@ -63,7 +66,8 @@ def run_command(args: argparse.Namespace) -> int:
         "stop": handle_stop,
         "results": handle_results,
         "metrics": metrics.handle_metrics,
-        "logs": handle_logs,
+        "rollouts": rollouts.handle_rollouts,
+        "logs": logs.handle_logs,
         "weights": handle_weights,
         "report": handle_report,
         "schedule": schedules.handle_schedule,
@@ -74,7 +78,17 @@ def run_command(args: argparse.Namespace) -> int:
         "api": serve.handle_api,
         "doctor": handle_doctor,
     }[args.command]
+    _resolve_runs(args)
     return handler(args) or 0
+
+
+def _resolve_runs(args: argparse.Namespace) -> None:
+    """Replace a beginning of a run's id, or `@last`, by the id."""
+    store = RunStore()
+    if getattr(args, "run", None):
+        args.run = resolve_run_id(store, args.run)
+    if getattr(args, "start_from", None) and args.command == "train":
+        args.start_from = resolve_checkpoint_name(store, args.start_from)
 
 
 def handle_demo(args: argparse.Namespace) -> int:
@@ -254,8 +268,11 @@ def _read_newest_held_out(service: LachesisService, record: RunRecord) -> dict[s
 
 def handle_status(args: argparse.Namespace) -> None:
     """Print the status of a run."""
-    answer = LachesisService().get_status(args.run).to_payload()
-    print_answer(args, answer, show_runs.render_status(answer))
+    service = LachesisService()
+    answer = service.get_status(args.run).to_payload()
+    view = show_runs.render_status(answer)
+    provenance = read_provenance(service.store.dir(args.run))
+    print_answer(args, {**answer, "provenance": provenance}, view)
 
 
 def handle_stop(args: argparse.Namespace) -> None:
@@ -286,43 +303,6 @@ def handle_results(args: argparse.Namespace) -> None:
     """Print the results of a run."""
     answer = LachesisService().get_results(args.run).to_payload()
     print_answer(args, answer, show_runs.render_results(answer))
-
-
-def handle_logs(args: argparse.Namespace) -> None:
-    """Print the end of a log, and follow it if that was asked for."""
-    service = LachesisService()
-    name = args.service or shorten_service_name(
-        service.store.load(args.run).failed_service or "trainer"
-    )
-    path, text, position = service.read_log(args.run, name, args.lines)
-    if args.json:
-        answer = {
-            "run_id": args.run,
-            "service": name,
-            "path": str(path),
-            "lines": text.splitlines(),
-        }
-        print(json.dumps(answer, indent=2))
-        return
-    print(text or f"{path} is empty or does not exist yet")
-    while args.follow:
-        # checked before reading, so that the last lines are not missed
-        ended = service.get_run(args.run).has_ended
-        position = _print_new_output(path, position)
-        if ended:
-            return
-        time.sleep(0.5)
-
-
-def _print_new_output(path: Path, position: int) -> int:
-    if not path.exists():
-        return position
-    with path.open("rb") as file:
-        if path.stat().st_size < position:
-            position = 0  # the log was rotated, so this is a new file
-        file.seek(position)
-        print(file.read().decode(errors="replace"), end="", flush=True)
-        return file.tell()
 
 
 def handle_weights(args: argparse.Namespace) -> None:

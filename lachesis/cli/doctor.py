@@ -32,7 +32,7 @@ def run_checks() -> list[DoctorCheck]:
     """Return the result of every check of this machine."""
     machine_checks = [
         _check_python(),
-        _check_checkout(),
+        _check_project(),
         _check_embedded_engine(),
         _check_mcp(),
         _check_tiny_model(),
@@ -67,15 +67,12 @@ def _check_python() -> DoctorCheck:
     )
 
 
-def _check_checkout() -> DoctorCheck:
+def _check_project() -> DoctorCheck:
     try:
-        return DoctorCheck("checkout with flows", True, str(paths.checkout_dir()))
+        return DoctorCheck("flows", True, str(paths.project_dir()))
     except LachesisError as error:
         return DoctorCheck(
-            "checkout with flows",
-            False,
-            str(error),
-            "clone the repository and set LACHESIS_CHECKOUT to it",
+            "flows", False, str(error), f"pip install --force-reinstall {paths.DISTRIBUTION}"
         )
 
 
@@ -83,7 +80,7 @@ def _check_embedded_engine() -> DoctorCheck:
     missing = list_missing_modules(("torch", "transformers", "peft", "safetensors"))
     state = f"without {', '.join(missing)}" if missing else "installed"
     return DoctorCheck(
-        "embedded engine", not missing, state, "pip install 'lachesis[embedded]'", needed=False
+        "embedded engine", not missing, state, "pip install 'lachesis-rl[embedded]'", needed=False
     )
 
 
@@ -91,7 +88,7 @@ def _check_mcp() -> DoctorCheck:
     missing = list_missing_modules(["mcp"])
     state = "not installed" if missing else "installed"
     return DoctorCheck(
-        "MCP server", not missing, state, "pip install 'lachesis[mcp]'", needed=False
+        "MCP server", not missing, state, "pip install 'lachesis-rl[mcp]'", needed=False
     )
 
 

@@ -21,6 +21,7 @@ from lachesis.base.json_text import error_to_payload
 from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_LINES, NUM_STEPS, PORT, SEED
 from lachesis.cli.metrics import add_metrics_options
 from lachesis.cli.old_names import replace_old_command, show_warning
+from lachesis.cli.rollouts import add_rollout_options
 from lachesis.cli.schedules import add_schedule_commands
 
 EPILOG = (
@@ -124,6 +125,7 @@ def _add_run_commands(add_command: AddCommand) -> None:
     ):
         add_command(name, text).add_argument("run")
     add_metrics_options(add_command("metrics", "Show the metrics of a run, step by step."))
+    add_rollout_options(add_command("rollouts", "Show what the model answered, and the scores."))
     stop = add_command("stop", "Stop a run; it saves a checkpoint first.")
     stop.add_argument("run")
     stop.add_argument(

@@ -24,7 +24,7 @@ def handle_serve(args: argparse.Namespace) -> int:
         "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
         "both"
     )
-    os.chdir(paths.checkout_dir())
+    os.chdir(paths.project_dir())
     os.execv(command[0], command)
     return 1
 
@@ -35,7 +35,7 @@ def handle_mcp(args: argparse.Namespace) -> int:
     """
     if list_missing_modules(["mcp"]):
         raise MissingDependencyError(
-            "the MCP server needs mcp, which is not installed: pip install 'lachesis[mcp]'"
+            "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"
         )
     from lachesis.agent import mcp_server
     from lachesis.agent.access_token import load_or_create_token

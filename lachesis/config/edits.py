@@ -35,6 +35,7 @@ from lachesis.config.schema import (
     LimitsSection,
     Locked,
     OpenAISection,
+    RolloutsSection,
     Section,
     TinkerSection,
 )
@@ -44,6 +45,7 @@ SECTIONS: dict[str, type[Section]] = {
     "tinker": TinkerSection,
     "openai": OpenAISection,
     "limits": LimitsSection,
+    "rollouts": RolloutsSection,
 }
 # The section of fields that belong to no section of the YAML.
 TOP_SECTION = "run"

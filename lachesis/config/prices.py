@@ -75,9 +75,9 @@ def find_prices(model: str, home: Path | None = None) -> Prices | None:
 
 def _list_price_files(home: Path | None) -> list[Path]:
     candidates = [(home or paths.home()) / "prices.yaml"]
-    # Without a checkout there is only the operator's own table.
+    # Without the project's folder there is only the operator's own table.
     with contextlib.suppress(MissingDependencyError):
-        candidates.append(paths.checkout_dir() / "deployments" / "prices.yaml")
+        candidates.append(paths.project_dir() / "deployments" / "prices.yaml")
     return [file for file in candidates if file.is_file()]
 
 

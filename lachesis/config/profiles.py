@@ -20,6 +20,7 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
 
 ProfileName = Literal["embedded", "tinker", "custom"]
+SECTION_NAMES = ("env", "openai", "tinker", "limits", "rollouts")
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dic
             for name, section in (
                 (yaml.safe_load(file.read_text()) or {}).get(profile) or {}
             ).items():
-                if name not in ("env", "openai", "tinker", "limits"):
+                if name not in SECTION_NAMES:
                     raise ValueError(
-                        f"there is no section {name}; allowed: env, openai, tinker, limits"
+                        f"there is no section {name}; allowed: {', '.join(SECTION_NAMES)}"
                     )
                 values.setdefault(name, {}).update(section)
         except OSError as error:
@@ -154,7 +155,7 @@ def check_embedded() -> None:
     if missing:
         raise MissingDependencyError(
             f"profile embedded needs {', '.join(missing)}, which is not installed; install it "
-            "with `pip install 'lachesis[embedded]'`"
+            "with `pip install 'lachesis-rl[embedded]'`"
         )
 
 

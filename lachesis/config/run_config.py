@@ -21,6 +21,7 @@ from lachesis.config.schema import (
     EnvSection,
     LimitsSection,
     OpenAISection,
+    RolloutsSection,
     Section,
     TinkerSection,
 )
@@ -41,6 +42,7 @@ class RunConfig(Section):
     openai: OpenAISection = OpenAISection()
     tinker: TinkerSection = TinkerSection()
     limits: LimitsSection = LimitsSection()
+    rollouts: RolloutsSection = RolloutsSection()
     slurm: Annotated[Literal[False], INFRASTRUCTURE] = False
     """Whether Atropos takes its servers from Slurm."""
     testing: Annotated[Literal[False], INFRASTRUCTURE] = False
@@ -187,7 +189,7 @@ class RunConfig(Section):
         }
         sections = {
             key: content[key]
-            for key in ("env", "tinker", "limits", "slurm", "testing")
+            for key in ("env", "tinker", "limits", "rollouts", "slurm", "testing")
             if key in content
         }
         values = {**sections, **meta, "openai": endpoint}
@@ -233,7 +235,7 @@ def resolve_run_config(
     }
     sections: dict[str, dict[str, Any]] = {
         "env": {**own_defaults, **values.get("env", {})},
-        **{name: values.get(name, {}) for name in ("openai", "tinker", "limits")},
+        **{name: values.get(name, {}) for name in ("openai", "tinker", "limits", "rollouts")},
     }
     # Later values replace earlier ones field by field, not section by section.
     for name, section in edits.items():

@@ -201,6 +201,14 @@ class TinkerSection(Section):
         return rename_old_fields("tinker", values)
 
 
+class RolloutsSection(Section):
+    """Say how many rollouts of a run are kept; see `lachesis.runs.rollout_files`."""
+
+    max_gb: float = Field(1.0, ge=0, le=100_000)
+    """Maximum gigabytes of rollouts that are kept; the oldest are deleted first, and 0 keeps none.
+    """
+
+
 class LimitsSection(Section):
     """Limits of a run, and what happens when it stalls or fails; they are checked while it runs.
 

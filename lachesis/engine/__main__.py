@@ -99,7 +99,7 @@ def serve(args: argparse.Namespace) -> None:
         except ImportError as error:
             raise MissingDependencyError(
                 f"the embedded engine needs {error.name}, which is not installed; install it with "
-                "`pip install 'lachesis[embedded]'`"
+                "`pip install 'lachesis-rl[embedded]'`"
             ) from error
 
 

@@ -41,6 +41,7 @@ from lachesis.env_process import (
     dataset_position,
     evaluation_hooks,
     inference_test,
+    item_labels,
     lazy_modules,
     loop_watch,
     request_counters,
@@ -148,6 +149,7 @@ def _instrument_environment(
     )
 
     def cli(cls: type[BaseEnv]) -> None:
+        item_labels.label_groups_with_items(cls)
         dataset_position.install_position_tracking(start_position, cls)
         rollout_counters.num_items_before = start_position.items_to_skip
         counters.install_rollout_counters(rollout_counters, cls)

@@ -164,7 +164,7 @@ class LauncherProcess:
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
                 make_serve_command("--until-stdin-closes"),
-                cwd=paths.checkout_dir(),
+                cwd=paths.project_dir(),
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from lachesis.base.errors import LachesisError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.base.json_text import Json
@@ -20,6 +21,9 @@ from lachesis.reporting.run_answers import RunResults
 from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.provenance import read_provenance
+from lachesis.runs.rollout_files import list_rollout_files
+from lachesis.runs.rollouts import RolloutQuery, find_rollouts
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
@@ -33,6 +37,7 @@ CHARTS: dict[str, tuple[str, Callable[[Sequence[Step], RunResults], Figure]]] = 
 }
 # Held-out items whose answers are shown.
 MAX_SAMPLES = 12
+MAX_SHOWN_ROLLOUTS = 4
 SAMPLE_FIELDS = ("question", "prompt", "answer", "model_answer", "score")
 
 
@@ -89,6 +94,7 @@ def _render_page(
     return environment.get_template("report.html.j2").render(
         record=record,
         facts=_list_facts(record, results),
+        provenance=[row for row in _list_provenance(record, run_dir) if row[1] not in (None, "")],
         sentences=[*health.get("evidence", []), *health.get("advice", [])],
         drawings=drawings,
         held_out_rows=_list_held_out_results(results),
@@ -122,6 +128,40 @@ def _list_facts(record: RunRecord, results: RunResults) -> list[tuple[str, Any]]
         ("code of the environment", record.fingerprint),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _list_provenance(record: RunRecord, run_dir: RunDir) -> list[tuple[str, Any]]:
+    """Return what the run is made of: command, code, model, data, packages and machine."""
+    provenance = read_provenance(run_dir)
+    if provenance is None:
+        return []
+    machine = provenance["machine"]
+    sources = provenance["environments"].items()
+    model = provenance["model"]
+    return [
+        ("command", provenance["command"]),
+        ("seed", record.seed),
+        ("Lachesis", _describe_version(provenance["lachesis"])),
+        *((f"code of {name}", _describe_version(source)) for name, source in sources),
+        ("model", model.get("revision") or model.get("folder")),
+        *((f"data {file}", digest) for file, digest in provenance["data"].items()),
+        ("packages", ", ".join(" ".join(item) for item in provenance["packages"].items())),
+        ("Python", machine["python"]),
+        (
+            "machine",
+            f"{machine['cpu_cores']} cores, {machine['memory_gb']} GB, {machine['system']}",
+        ),
+        ("GPUs", ", ".join(machine["gpus"])),
+    ]
+
+
+def _describe_version(source: Json) -> str:
+    """Return the file or the version, and the git commit with whether it was changed."""
+    place = str(source.get("file") or source.get("version"))
+    if "commit" not in source:
+        return place
+    changed = ", with changes that are not committed" if source["changed"] else ""
+    return f"{place}, commit {source['commit'][:12]}{changed}"
 
 
 def _describe_held_out(results: RunResults) -> dict[str, str]:
@@ -173,8 +213,28 @@ def _format_number(number: float) -> str:
 
 
 def _list_groups(run_dir: RunDir) -> list[Json]:
-    """Return the first and the last group that the trainer has kept."""
-    groups = read_json_lines(run_dir.rollouts)
+    """Return a group of the first and of the last step whose rollouts are kept."""
+    files = list_rollout_files(run_dir.rollouts)
+    if not files:
+        return _list_sampled_groups(run_dir)
+    steps = dict.fromkeys([files[0].first_step, files[-1].last_step])
+    return [group for step in steps if (group := _read_group(run_dir, step))]
+
+
+def _read_group(run_dir: RunDir, step: int) -> Json | None:
+    """Return some rollouts of the first group of a step, or None if they cannot be read."""
+    try:
+        found = find_rollouts(run_dir.rollouts, RolloutQuery(step=step, limit=MAX_SHOWN_ROLLOUTS))
+    except LachesisError:
+        return None
+    rollouts = [row for row in found.rollouts if row["group"] == found.rollouts[0]["group"]]
+    answers = [(row["score"], row["answer"]) for row in rollouts]
+    return {"step": step, "prompt": rollouts[0]["prompt"], "answers": answers}
+
+
+def _list_sampled_groups(run_dir: RunDir) -> list[Json]:
+    """Return the first and the last group that a run of 0.1.0 has kept as text."""
+    groups = read_json_lines(run_dir.sampled_groups)
     return [
         {
             "step": group.get("step"),

@@ -19,7 +19,8 @@ batch, or after that time without one. `GET /counts` returns the numbers of `rec
 and `dropped` groups, the last reason of a refusal, and what a batch is waiting for: `queued` and
 `buffered` rollouts by the size of their groups, `batch_size`, and the environment whose `turn` it
 is while groups of others wait. The API keeps all of this in memory only. See
-`lachesis.rollout_api.weighted_queue`.
+`lachesis.rollout_api.weighted_queue`. `GET /refused` returns the newest refused groups as
+JSON texts with their reasons, each once.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ MAX_BODY_BYTES = 200_000_000
 MAX_WAIT_S = 30.0
 # Maximum delay of a response, because environments start evaluations and checkpoints in between.
 MAX_STATUS_HOLD_S = 1.0
+# Refused groups that are kept until the trainer asks for them, and the characters of each.
+MAX_REFUSED_GROUPS, MAX_REFUSED_CHARACTERS = 32, 200_000
 SCORED_DATA_PATHS = ("/scored_data", "/scored_data_list")
 
 
@@ -76,6 +79,7 @@ class BoundedRolloutServer:
         self.weighted_queue = WeightedQueue(num_environments)
         self.counts: collections.Counter[str] = collections.Counter()
         self.last_refusal: str | None = None
+        self.refused_groups: collections.deque[Json] = collections.deque(maxlen=MAX_REFUSED_GROUPS)
         self._groups_arrived = asyncio.Event()
         self._batch_taken = asyncio.Event()
 
@@ -83,6 +87,10 @@ class BoundedRolloutServer:
         path = scope.get("path")
         if scope["type"] == "http" and path == "/counts":
             await send_json(send, 200, self.report_counts())
+        elif scope["type"] == "http" and path == "/refused":
+            refused = list(self.refused_groups)
+            self.refused_groups.clear()
+            await send_json(send, 200, {"refused": refused})
         elif scope["type"] == "http" and path in SCORED_DATA_PATHS:
             await self._receive_groups(scope, receive, send)
         elif scope["type"] == "http" and path == "/status-env":
@@ -241,12 +249,14 @@ class BoundedRolloutServer:
         """Return whether a group cannot be trained on; if so, count it and keep the reason."""
         reason = find_fault(group) or find_unwritable_value(group)
         if reason:
-            self._count_refused(1, reason)
+            self._count_refused([group], reason)
         return reason is not None
 
-    def _count_refused(self, num_groups: int, reason: str) -> None:
-        self.counts["refused"] += num_groups
+    def _count_refused(self, groups: list[Any], reason: str) -> None:
+        self.counts["refused"] += len(groups)
         self.last_refusal = reason
+        for group in groups:
+            self.refused_groups.append({"reason": reason, "group": _write_beginning(group)})
 
     async def _forward_groups(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, groups: list[Any]
@@ -265,7 +275,7 @@ class BoundedRolloutServer:
         elif len(groups) > 1 and self._count_held_groups() == num_held_before:
             await self._forward_groups_singly(scope, receive, send, groups)
         else:
-            self._count_refused(len(groups), shorten(text, 500))
+            self._count_refused(groups, shorten(text, 500))
             await send_json(send, 422, {"detail": self.last_refusal})
             return
         self._drop_oldest_groups()
@@ -280,7 +290,7 @@ class BoundedRolloutServer:
             status, _, text = await call_app(self.app, scope, receive, json.dumps([group]).encode())
             num_accepted += status < 400
             if status >= 400:
-                self._count_refused(1, shorten(text, 500))
+                self._count_refused([group], shorten(text, 500))
         self.counts["received"] += num_accepted
         if num_accepted:
             await send_json(send, 200, {"status": "received", "groups_processed": num_accepted})
@@ -321,6 +331,14 @@ class BoundedRolloutServer:
 
     def _get_environments(self) -> list[Json]:
         return getattr(self.state, "envs", [])
+
+
+def _write_beginning(group: Any) -> str:
+    """Return a group as JSON, or the beginning of it if it is long."""
+    try:
+        return json.dumps(group)[:MAX_REFUSED_CHARACTERS]
+    except RecursionError:
+        return "a value that is nested too deeply"
 
 
 def _parse_wait_s(query: bytes) -> float:

@@ -159,6 +159,14 @@ def get_environment(group: Mapping[str, Any]) -> str | None:
     return None
 
 
+def get_item(group: Mapping[str, Any]) -> str | None:
+    """Return the item that the group was made of, as JSON, if its environment's process sent it."""
+    item = (group.get("group_overrides") or {}).get("item")
+    if isinstance(item, str):
+        return item
+    return None
+
+
 def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
     """Return what the environment says about each rollout beside its score."""
     overrides = [

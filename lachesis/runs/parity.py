@@ -98,7 +98,7 @@ def check_adapter(
     except ImportError as error:
         raise MissingDependencyError(
             f"comparing needs {error.name}, which is not installed; install it with "
-            "`pip install 'lachesis[embedded]'`"
+            "`pip install 'lachesis-rl[embedded]'`"
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(

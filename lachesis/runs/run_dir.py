@@ -24,10 +24,15 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.engine = self.path / "engine"
         self.logs = self.path / "logs"
+        # What the run is made of, and a copy of its environments' code.
+        self.provenance = self.path / "provenance.json"
+        self.sources = self.path / "sources"
         self.evaluation = self.path / "evaluation"
         # One line for each failed evaluation during training.
         self.failed_evaluations = self.evaluation / "failed.jsonl"
-        self.rollouts = self.path / "rollouts.jsonl"
+        self.rollouts = self.path / "rollouts"
+        # Some groups as text, which runs of 0.1.0 have instead.
+        self.sampled_groups = self.path / "rollouts.jsonl"
         # Locked while a flow or a service of the run is alive.
         self.lock = self.path / ".alive"
         # If it exists, processes of the run are killed without time to end by themselves.

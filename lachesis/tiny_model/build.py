@@ -128,7 +128,7 @@ def _train_and_save(
     except ImportError as error:
         raise MissingDependencyError(
             f"building a model needs {error.name}, which is not installed; install it with "
-            "`pip install 'lachesis[embedded]'`"
+            "`pip install 'lachesis-rl[embedded]'`"
         ) from error
     transformers.utils.logging.disable_progress_bar()
     # PyTorch's threads wait actively: if other work uses all cores, training takes twenty times

@@ -23,6 +23,7 @@ from lachesis.rollout_api.scored_group import (
     get_environment,
     get_rollout_overrides,
 )
+from lachesis.runs.rollout_files import RolloutOutcome
 from lachesis.trainer.advantages import (
     AdvantageEstimator,
     compute_advantages,
@@ -76,6 +77,12 @@ class Batch:
     drop_reasons: dict[int, str] = field(default_factory=dict)
     """Why a group cannot be trained on, by its number in the batch. Such a group is not counted
     anywhere else.
+    """
+    rollout_outcomes: dict[tuple[int, int], tuple[RolloutOutcome, float]] = field(
+        default_factory=dict
+    )
+    """What became of each valid rollout, and its advantage before weights and penalties, by the
+    numbers of its group and of the rollout in it.
     """
 
     def compute_metrics(self) -> dict[str, float]:
@@ -150,6 +157,7 @@ class Batch:
             "num_invalid",
         ):
             setattr(self, name, getattr(self, name) + getattr(group_batch, name))
+        self.rollout_outcomes |= group_batch.rollout_outcomes
         for name in ("reward_parts", "scores_by_environment"):
             for key, values in getattr(group_batch, name).items():
                 getattr(self, name).setdefault(key, []).extend(values)
@@ -208,7 +216,7 @@ def to_batch(
         if group_index in batch.drop_reasons:
             continue
         try:
-            batch.merge(_convert_group(group, settings))
+            batch.merge(_convert_group(group_index, group, settings))
         except MALFORMED_GROUP_ERRORS as error:
             if isinstance(error, BatchError):
                 error_prefix = ""
@@ -239,7 +247,7 @@ def apply_loss_aggregation(batch: Batch, settings: BatchSettings) -> None:
             datum.advantages[:] *= weight
 
 
-def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
+def _convert_group(group_index: int, group: Mapping[str, Any], settings: BatchSettings) -> Batch:
     """Convert one group; raise one of MALFORMED_GROUP_ERRORS if it cannot be trained on."""
     if fault := find_fault(group):
         raise BatchError(fault)
@@ -258,6 +266,8 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
     has_equal_scores = len(set(scores_G[valid_G].tolist())) < 2
     if has_equal_scores:
         advantages_G[:] = 0.0
+    for index in np.flatnonzero(valid_G).tolist():
+        group_batch.rollout_outcomes[group_index, index] = ("no signal", float(advantages_G[index]))
     is_advantage_zeroed = (group.get("group_overrides") or {}).get("set_advantage_to_zero")
     is_distilled = bool(count_entries(group.get("distill_token_ids")))
     if is_advantage_zeroed or (has_equal_scores and not is_distilled):
@@ -266,7 +276,8 @@ def _convert_group(group: Mapping[str, Any], settings: BatchSettings) -> Batch:
             return group_batch
     for index in np.flatnonzero(valid_G).tolist():
         advantage = float(advantages_G[index])
-        _add_rollout(group_batch, group, overrides_G[index], index, advantage, settings)
+        outcome = _add_rollout(group_batch, group, overrides_G[index], index, advantage, settings)
+        group_batch.rollout_outcomes[group_index, index] = (outcome, advantage)
     return group_batch
 
 
@@ -277,7 +288,8 @@ def _add_rollout(
     index: int,
     advantage: float,
     settings: BatchSettings,
-) -> None:
+) -> RolloutOutcome:
+    """Add the datum of a rollout if it has a gradient, and return what became of the rollout."""
     rollout_label = f"rollout {index}"
     is_advantage_zeroed = bool(overrides.get("set_advantage_to_zero"))
     tokens_T, loss_mask_T, logprobs_T = _read_rollout(rollout_label, group, index)
@@ -291,14 +303,14 @@ def _add_rollout(
         tokens_T, loss_mask_T, logprobs_T, settings.was_truncated
     ):
         batch.num_truncated += 1
-        return
+        return "truncated"
     keep_mask_T = build_keep_mask(tokens_T, settings.eos_id, loss_mask_T)
     tokens_T, loss_mask_T, logprobs_T, advantages_T = (
         array[keep_mask_T] for array in (tokens_T, loss_mask_T, logprobs_T, advantages_T)
     )
     if len(tokens_T) > settings.max_tokens:
         batch.num_too_long += 1
-        return
+        return "too long"
     datum = _build_datum(tokens_T, loss_mask_T, logprobs_T, advantages_T)
     # Without an advantage a rollout has no gradient, unless the KL penalty will give it one.
     has_gradient = bool(datum.advantages.any()) or (
@@ -306,6 +318,8 @@ def _add_rollout(
     )
     if has_gradient:
         batch.datums.append(datum)
+        return "trained"
+    return "no signal"
 
 
 def _build_datum(

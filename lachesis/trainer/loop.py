@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lachesis.base.cancellation import run_unless_stopped
+from lachesis.base.errors import BatchError
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.held_out import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile, WandbSink
+from lachesis.runs.rollout_files import RolloutFolder
 from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.advantages import compute_learning_rate
 from lachesis.trainer.batch import Batch, BatchSettings, to_batch
@@ -21,7 +23,7 @@ from lachesis.trainer.kl_penalty import add_kl_penalty
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
-from lachesis.trainer.rollout_log import RolloutLog
+from lachesis.trainer.rollout_writer import RolloutWriter, StepRollouts
 from lachesis.trainer.sft_stage import run_sft_stage
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
@@ -62,7 +64,12 @@ class Trainer:
         self.metrics_file = MetricsFile(run_dir.metrics)
         self.weight_sync_check = WeightSyncCheck(policy)
         self.step_accounting = StepAccounting(run_dir, config.tinker.prices)
-        self.rollout_log = RolloutLog(run_dir.rollouts, tokenizer, config.env.total_steps)
+        self.rollout_writer = RolloutWriter(
+            RolloutFolder(run_dir.rollouts, int(config.rollouts.max_gb * 1e9)),
+            tokenizer,
+            state.usage,
+            environment=config.environment,
+        )
         self.batch_settings = BatchSettings(
             max_tokens=config.tinker.max_token_trainer_length,
             eos_id=tokenizer.eos_token_id,
@@ -76,6 +83,8 @@ class Trainer:
         self._prefetch_task: asyncio.Task[FetchedBatch | None] | None = None
         # Measures the time from the line of one step to that of the next.
         self._step_timer = StepTimer()
+        # Groups that the API had refused by the last step.
+        self._num_refused = 0.0
         # Metrics of a step that was counted but not written yet.
         self._unwritten_metrics: dict[str, float] | None = None
         state.get_spent = lambda: self.step_accounting.compute_spent(state.usage)
@@ -87,6 +96,7 @@ class Trainer:
         A checkpoint is saved at the end, also after an error if the server still accepts it.
         """
         self.state.phase = "training"
+        await asyncio.to_thread(self.rollout_writer.start, self.state.step)
         try:
             if self.state.step == 0 and not self.checkpoint_manager.is_sft_done:
                 await run_sft_stage(
@@ -112,6 +122,7 @@ class Trainer:
             if self._prefetch_task:
                 self._prefetch_task.cancel()
             self.weight_sync_check.close()
+            await asyncio.to_thread(self.rollout_writer.close)
         await self._save()
         await self._wait_for_evaluations(stop)
         self.step_accounting.write_spent(self.state.usage)
@@ -126,6 +137,7 @@ class Trainer:
         if fetched is None:
             return False
         groups, batch = fetched
+        received_groups = groups
         timer.lap("time/rollouts")
         self.checkpoint_manager.count_received_groups(groups)
         self.state.groups, self.state.groups_by_environment = (
@@ -153,13 +165,21 @@ class Trainer:
         await update_task
         timer.lap("time/train")
         metrics |= await queue_counts_task
-        self.rollout_log.write_group(self.state.step, groups)
+        refused = await self._take_refused_groups(metrics.get("queue/refused", 0.0))
+        self.rollout_writer.add(StepRollouts(self.state.step, received_groups, batch, refused))
         self._write_step_metrics(metrics, timer)
         self._step_timer = StepTimer()
         if self.state.step % self.config.tinker.save_checkpoint_interval == 0:
             await self._save()  # After the step's line, which a resume from here must find.
             self._step_timer.lap("time/checkpoint")
         return not stop.is_set()
+
+    async def _take_refused_groups(self, num_refused: float) -> list[tuple[str, Any]]:
+        """Return the groups that were refused since the last step, with the reasons."""
+        num_refused_before, self._num_refused = self._num_refused, num_refused
+        if num_refused == num_refused_before:
+            return []
+        return await self.rollout_client.take_refused_groups()
 
     async def _next_batch(self, stop: asyncio.Event) -> FetchedBatch | None:
         """Return the next batch, or None if `stop` is set.
@@ -182,9 +202,14 @@ class Trainer:
         groups = await self.rollout_client.next_batch(step)
         recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
         self.state.usage.prefill += recomputed.num_tokens
-        batch = await asyncio.to_thread(
-            to_batch, groups, self.batch_settings, recomputed.refusal_reasons
-        )
+        try:
+            batch = await asyncio.to_thread(
+                to_batch, groups, self.batch_settings, recomputed.refusal_reasons
+            )
+        except BatchError as error:  # The run ends; the rollouts show why.
+            reasons = dict.fromkeys(range(len(groups)), str(error))
+            self.rollout_writer.add(StepRollouts(step + 1, groups, Batch(drop_reasons=reasons)))
+            raise
         batch.num_without_logprobs = recomputed.num_rollouts
         for group_index, reason in batch.drop_reasons.items():
             log.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from pathlib import Path
@@ -104,6 +105,19 @@ class RolloutClient:
             if name in counts
         }
 
+    async def take_refused_groups(self) -> list[tuple[str, Any]]:
+        """Return the reason and the content of the groups that the API has refused since the last
+        call; a content that is not JSON is a text.
+        """
+        try:
+            answer = await self._request("GET", "/refused")
+        except ServerDownError:  # Another implementation of the API does not have this route.
+            return []
+        return [
+            (str(refused["reason"]), _read_json_or_text(refused["group"]))
+            for refused in answer.get("refused", ())
+        ]
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
@@ -126,3 +140,10 @@ class RolloutClient:
             return {}  # /reset_data responds with a sentence.
         content: dict[str, Any] = await asyncio.to_thread(read_batch_json, response.content)
         return content
+
+
+def _read_json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -74,10 +74,19 @@ class Usage:
         """Return how many updates ago a sequence was sampled, or None if it was not sampled here
         unchanged.
         """
+        version = self.find_version(tokens, logprobs)
+        if version is None:
+            return None
+        return self.version - version
+
+    def find_version(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
+        """Return the version of the weights that a sequence was sampled with, or None if it was not
+        sampled here unchanged.
+        """
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         if sampled_sequence is None:
             return None
-        return self.version - sampled_sequence[0]
+        return sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
         """Return whether the length limit has truncated a sequence that was sampled here

@@ -25,7 +25,7 @@ def test_the_reference_is_made_from_the_code() -> None:
 def test_every_tool_has_a_test_of_its_name_and_stands_in_the_skill(name: str) -> None:
     tests = "".join(
         (ROOT / "tests" / "agent" / f"test_{part}.py").read_text()
-        for part in ("tools", "check_jobs", "schedules")
+        for part in ("tools", "check_jobs", "schedules", "rollouts")
     )
     assert f"def test_{name}(" in tests
     assert name in SKILL.read_text() + (ROOT / "docs" / "clients.md").read_text()

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 SETTINGS: dict[str, Json] = {
     "mcp-http": learning.SETTINGS,
-    "hermes": {"total_steps": 16, "final_evaluation": False, "use_wandb": False},
-    "http": {"total_steps": 17, "final_evaluation": False, "use_wandb": False},
+    "hermes": {"total_steps": 40, "final_evaluation": False, "use_wandb": False},
+    "http": {"total_steps": 41, "final_evaluation": False, "use_wandb": False},
 }
 
 
@@ -87,12 +88,16 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     fourth run waits its turn. The first one trains until its model has learned.
     """
     transports = ("mcp-http", "hermes", "http")
+    # All start their runs at once, so that none has completed before the last one has started.
+    are_ready = threading.Barrier(len(transports), timeout=300)
+
+    def start(transport: str) -> Json:
+        return _start(call, transport, are_ready)
+
     with ThreadPoolExecutor(len(transports)) as agents:
-        started = dict(
-            zip(transports, agents.map(lambda one: _start(call, one), transports), strict=True)
-        )
+        started = dict(zip(transports, agents.map(start, transports), strict=True))
         runs = {transport: answer["run_id"] for transport, answer in started.items()}
-        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 16, 17], (
+        assert [answer["config"]["total_steps"] for answer in started.values()] == [60, 40, 41], (
             "three drafts"
         )
         assert len(set(runs.values())) == 3
@@ -117,7 +122,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     assert set(runs.values()) < {run["run_id"] for run in call("hermes", "rl_list_runs")["runs"]}
 
 
-def _start(call: Callable[..., Any], transport: str) -> Json:
+def _start(call: Callable[..., Any], transport: str, are_ready: threading.Barrier) -> Json:
     assert "arithmetic" in [
         environment["name"]
         for environment in call(transport, "rl_list_environments")["environments"]
@@ -125,6 +130,7 @@ def _start(call: Callable[..., Any], transport: str) -> Json:
     call(transport, "rl_select_environment", name="arithmetic")
     for field, value in SETTINGS[transport].items():
         call(transport, "rl_edit_config", field=field, value=value)
+    are_ready.wait()
     answer: Json = call(transport, "rl_start_training")
     assert answer["status"] == "starting"
     return answer

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.trainer.batch import BatchSettings, to_batch
 from lachesis.trainer.policy import Policy
-from lachesis.trainer.rollout_log import RolloutLog
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting
 from lachesis.trainer.training_metrics import compute_rollout_metrics
@@ -185,22 +183,6 @@ def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> No
     assert ledger.compute_step_metrics(usage, 1.0)["rollouts/truncated_share"] == 0.75
     assert "rollouts/truncated_share" not in ledger.compute_step_metrics(usage, 1.0), (
         "nothing was sampled"
-    )
-
-
-def test_rollouts_are_kept_in_words(tmp_path: Path) -> None:
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: json.dumps(tokens))
-    file = RolloutLog(tmp_path / "rollouts.jsonl", tokenizer, total_steps=40)
-    arrays = group([3, 4], [-0.5, -1.5])
-    arrays |= {name: [np.array(row) for row in arrays[name]] for name in ("tokens", "masks")}
-    for step in range(1, 41):
-        file.write_group(step, [arrays])
-    lines = [json.loads(line) for line in file.path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, *range(2, 41, 2)]
-    assert (lines[0]["prompt"], lines[0]["responses"], lines[0]["scores"]) == (
-        "[7, 8]",
-        ["[3, 4]"],
-        [1.0],
     )
 
 

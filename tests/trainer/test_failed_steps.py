@@ -141,7 +141,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         (loop.Trainer, "_apply_kl_penalty", FAILING - 1),  # before the update
         (loop, "compute_rollout_metrics", FAILING),  # while the server makes the update
         (loop.WeightSyncCheck, "finish_change_measurement", FAILING),  # after it
-        (loop.RolloutLog, "write_group", FAILING),  # after all of it, before the line of the step
+        (loop.RolloutWriter, "add", FAILING),  # after all of it, before the line of the step
     ],
 )
 async def test_a_run_that_fails_in_a_step_and_is_resumed_equals_one_that_did_not(

@@ -18,6 +18,7 @@ from lachesis.base.errors import BatchError
 from lachesis.config import run_config as run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.rollouts import RolloutQuery, find_rollouts
 from lachesis.runs.run_dir import RunDir
 from lachesis.trainer import evaluations, loop, policy, rollout_client
 from lachesis.trainer.checkpoint_manager import CheckpointManager
@@ -200,3 +201,21 @@ async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_c
     line = await play(trained, scored(1.0, 0.0), scored(1.0, 0.0))
     assert watched.waiting_for == "evaluation"
     assert line["eval/failed"] == 2, "nobody has begun those of steps 0 and 1"
+
+
+async def test_every_rollout_is_kept_and_what_the_api_refused_too(trainer: Make) -> None:
+    trained = await trainer()
+    async with httpx.AsyncClient(base_url=trained.rollout_client.url) as client:
+        answer = await client.post("/scored_data", json=scored(1.0, 0.0, scores=[1.0]))
+        assert answer.status_code == 422
+    await play(trained, scored(1.0, 0.0), scored(1.0, 0.0, **NO_LOGPROB))
+    found = find_rollouts(trained.run_dir.rollouts, RolloutQuery(limit=100))
+    assert [(row["group"], row["outcome"]) for row in found.rollouts] == [
+        (0, "trained"),
+        (0, "trained"),
+        (1, "dropped"),
+        (1, "dropped"),
+        (2, "refused"),
+    ]
+    assert "2 rollouts and 1 scores" in found.rollouts[-1]["reason"]
+    assert [row["advantage"] for row in found.rollouts[:2]] == [0.5, -0.5]

@@ -69,7 +69,7 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
         Path(tiny).mkdir(parents=True, exist_ok=True)
         (Path(tiny) / "config.json").write_text("{}")
     config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
-    file = str(paths.checkout_dir() / "environments" / "arithmetic.py")
+    file = str(paths.project_dir() / "environments" / "arithmetic.py")
     values = {
         "environment": "arithmetic",
         "environment_file": file,

@@ -1,0 +1,134 @@
+"""Print rollouts of a run: what the model answered, how it was scored, and why."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.errors import ArgumentsError
+from lachesis.base.json_text import Json
+from lachesis.base.number_types import NUM_ROLLOUTS
+from lachesis.cli.console import make_pairs_table, print_answer
+from lachesis.runs.rollouts import FoundRollouts, RolloutQuery, describe_found, find_rollouts
+from lachesis.service import LachesisService
+
+_OUTCOME_STYLES = {"trained": "green", "invalid": "red", "dropped": "red", "refused": "red"}
+# Characters of a text that are shown; --json has all of them.
+MAX_SHOWN_CHARACTERS = 2000
+
+
+def add_rollout_options(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command `rollouts`."""
+    command.add_argument("run")
+    command.add_argument(
+        "--step", metavar="N|last", help="those of one training step (default: of all steps)"
+    )
+    choice = command.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--worst", type=NUM_ROLLOUTS, metavar="N", help="the N with the lowest scores"
+    )
+    choice.add_argument(
+        "--best", type=NUM_ROLLOUTS, metavar="N", help="the N with the highest scores"
+    )
+    choice.add_argument(
+        "--invalid",
+        action="store_true",
+        help="those that could not be scored or trained on, with the reason",
+    )
+    command.add_argument(
+        "--item",
+        metavar="KEY|TEXT",
+        help="those of one item: its key, or a part of the prompt",
+    )
+    command.add_argument("-n", "--limit", type=NUM_ROLLOUTS, help="maximum number (default: 10)")
+    command.add_argument(
+        "--tokens", action="store_true", help="also the token ids and log-probabilities"
+    )
+
+
+def handle_rollouts(args: argparse.Namespace) -> None:
+    """Print the rollouts that were asked for."""
+    service = LachesisService()
+    record = service.store.load(args.run)
+    found = find_rollouts(service.store.dir(record.run_id).rollouts, _read_query(args))
+    answer = {"run_id": record.run_id, **asdict(found)}
+    print_answer(args, answer, _render_found(record.run_id, found))
+
+
+def _read_query(args: argparse.Namespace) -> RolloutQuery:
+    order: Literal["worst", "best", "first"] = "first"
+    if args.worst:
+        order = "worst"
+    elif args.best:
+        order = "best"
+    return RolloutQuery(
+        step=_parse_step(args.step),
+        order=order,
+        invalid=args.invalid,
+        item=args.item,
+        limit=args.worst or args.best or args.limit or RolloutQuery.limit,
+        with_tokens=args.tokens,
+    )
+
+
+def _parse_step(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text == "last":
+        return -1
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise ArgumentsError(f"--step {text!r}: allowed are a training step from 1 on, and `last`")
+
+
+def _render_found(run_id: str, found: FoundRollouts) -> RenderableType:
+    parts: list[RenderableType] = []
+    for rollout in found.rollouts:
+        parts += [_render_heading(rollout), _render_texts(rollout), Text()]
+    return Group(*parts, Text(f"run {run_id}: {describe_found(found)}", style="dim"))
+
+
+def _render_heading(rollout: Json) -> Text:
+    score = "none" if rollout["score"] is None else f"{rollout['score']:g}"
+    heading = Text(f"step {rollout['step']}", style="bold")
+    heading.append(f" · group {rollout['group']}, rollout {rollout['rollout']} · score {score} · ")
+    heading.append(rollout["outcome"], style=_OUTCOME_STYLES.get(rollout["outcome"], "yellow"))
+    return heading
+
+
+def _render_texts(rollout: Json) -> RenderableType:
+    advantage = rollout["advantage"]
+    rows = [
+        ("prompt", rollout["prompt"]),
+        ("answer", rollout["answer"]),
+        ("item", rollout["item"]),
+        ("reason", rollout["reason"]),
+        ("parts", ", ".join(f"{name} {value:g}" for name, value in rollout["parts"].items())),
+        ("advantage", None if advantage is None else f"{advantage:+.3f}"),
+        ("key", rollout["item_key"]),
+    ]
+    if "tokens" in rollout:
+        rows.append(("tokens", " ".join(_format_tokens(rollout))))
+    return make_pairs_table(
+        [(f"  {name}", _shorten(value)) for name, value in rows if value is not None]
+    )
+
+
+def _format_tokens(rollout: Json) -> list[str]:
+    """Return the token ids; a sampled one is followed by its log-probability."""
+    tokens = rollout["tokens"] or ()
+    logprobs = rollout["logprobs"] or [None] * len(tokens)
+    return [
+        str(token) if logprob is None else f"{token}({logprob:.2f})"
+        for token, logprob in zip(tokens, logprobs, strict=True)
+    ]
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_SHOWN_CHARACTERS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARACTERS]} … ({len(text) - MAX_SHOWN_CHARACTERS} more characters)"

@@ -1,0 +1,188 @@
+"""Record what a run is made of when it is created: code, data, packages, machine and command.
+
+`provenance.json` of the run holds it, and `sources/` a copy of the environments' code. Both say
+later what a result came from, when the environment's file has changed and packages were updated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lachesis import __version__
+from lachesis.base import paths
+from lachesis.base.files import storage_errors, write_private
+from lachesis.base.json_text import Json
+from lachesis.base.model_files import find_cached_snapshot
+from lachesis.base.secrets import redact
+from lachesis.catalog.fingerprint import find_import_root, list_source_files
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.run_dir import RunDir
+
+# The packages that decide how a run trains; `packages` has all of them.
+MAIN_PACKAGES = ("torch", "transformers", "peft", "tinker", "atroposlib", "prefect", "numpy")
+GIT_TIMEOUT_S = 5.0
+# Files that are larger are identified by their beginning, their end and their size.
+HASHED_BYTES = 1_000_000
+MAX_SOURCE_BYTES = 10_000_000
+
+
+def write_provenance(
+    run_dir: RunDir, environment_files: Mapping[str, str], config: RunConfig
+) -> None:
+    """Write what a run is made of into its folder.
+
+    Args:
+        run_dir: The folder of the run.
+        environment_files: The file of each environment, by its name.
+        config: The configuration; values of it that name files are data.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    provenance: Json = {
+        "command": _describe_command(),
+        "lachesis": {"version": __version__, **_describe_commit(paths.PACKAGE)},
+        "environments": {
+            name: _copy_sources(Path(file), run_dir.sources / name)
+            for name, file in environment_files.items()
+        },
+        "model": _describe_model(config.openai.model_name),
+        "data": {
+            str(file): _compute_file_hash(file) for file in _find_data_files(config.model_dump())
+        },
+        "machine": _describe_machine(),
+        "packages": _list_packages(),
+    }
+    write_private(run_dir.provenance, json.dumps(provenance, indent=2))
+
+
+def read_provenance(run_dir: RunDir) -> Json | None:
+    """Return what a run is made of, with the main packages; None for a run of an older release."""
+    try:
+        provenance: Json = json.loads(run_dir.provenance.read_text(encoding="utf-8"))
+        packages = provenance.get("packages", {})
+        main = {name: packages[name] for name in MAIN_PACKAGES if name in packages}
+        return {**provenance, "packages": main}
+    except (OSError, ValueError, AttributeError, TypeError):  # The file may be damaged.
+        return None
+
+
+def _describe_command() -> str | None:
+    """Return the command line, or None where the run was started by another program."""
+    if Path(sys.argv[0]).stem not in ("lachesis", "main"):
+        return None
+    return redact(shlex.join(["lachesis", *sys.argv[1:]]))
+
+
+def _describe_commit(folder: Path) -> Json:
+    """Return the git commit of a folder and whether its files differ from it, if git knows them."""
+    commit = _run_git(folder, "rev-parse", "HEAD")
+    if not commit or not _run_git(folder, "ls-files", "."):
+        return {}
+    return {"commit": commit, "changed": bool(_run_git(folder, "status", "--porcelain", "."))}
+
+
+def _run_git(folder: Path, *words: str) -> str:
+    """Return what git prints, or nothing where it fails or is not installed."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            env=env,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _copy_sources(file: Path, target: Path) -> Json:
+    """Copy an environment's file and the modules that it imports; return where they came from."""
+    root = find_import_root(file)
+    sources = sorted(source for source in list_source_files(file.resolve()) if source.is_file())
+    num_bytes, hashes = 0, {}
+    with storage_errors(target):
+        for source in sources:
+            name = os.path.relpath(source, root) if source.is_relative_to(root) else source.name
+            hashes[name] = _compute_file_hash(source)
+            num_bytes += source.stat().st_size
+            if num_bytes <= MAX_SOURCE_BYTES:
+                (target / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.copyfile(source, target / name)
+                (target / name).chmod(0o600)
+    return {"file": str(file), "sha256": hashes, **_describe_commit(file.parent)}
+
+
+def _describe_model(model: str) -> Json:
+    """Return the revision of a model from the Hub, or the hashes of the files in a folder."""
+    folder = Path(model)
+    if not folder.is_absolute():
+        snapshot = find_cached_snapshot(model)
+        return {"name": model, "revision": snapshot.name if snapshot else None}
+    files = sorted(file for file in folder.glob("*") if file.is_file())
+    return {"folder": model, "sha256": {file.name: _compute_file_hash(file) for file in files}}
+
+
+def _find_data_files(values: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files that the values of the configuration name by absolute paths."""
+    for value in values.values():
+        if isinstance(value, Mapping):
+            yield from _find_data_files(value)
+        elif isinstance(value, str) and os.path.isabs(value) and Path(value).is_file():
+            yield Path(value)
+
+
+def _compute_file_hash(file: Path) -> str:
+    """Return a SHA-256 of a file, or of the size, beginning and end of a large one."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            if size <= 2 * HASHED_BYTES:
+                return hashlib.sha256(stream.read()).hexdigest()
+            digest = hashlib.sha256(f"{size} ".encode() + stream.read(HASHED_BYTES))
+            stream.seek(size - HASHED_BYTES)
+            digest.update(stream.read())
+            return f"{digest.hexdigest()} (of its size, first and last megabyte)"
+    except OSError as error:
+        return f"not readable: {error.strerror}"
+
+
+def _describe_machine() -> Json:
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "gpus": _list_gpus(),
+    }
+
+
+def _list_gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs, as their driver lists them."""
+    files = Path("/proc/driver/nvidia/gpus").glob("*/information")
+    lines = [line for file in sorted(files) for line in file.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def _list_packages() -> dict[str, str]:
+    distributions = importlib.metadata.distributions()
+    versions = {item.metadata["Name"]: item.version for item in distributions}
+    return dict(sorted((name, version) for name, version in versions.items() if name))

@@ -1,0 +1,96 @@
+"""`lachesis rollouts` shows what the model answered and why it scored so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lachesis.cli.main import main
+from lachesis.runs.rollout_files import RolloutFolder
+from lachesis.runs.store import RunStore
+from tests.records import make_record
+from tests.rollout_rows import make_row
+
+Printed = Callable[..., str]
+
+
+@pytest.fixture
+def run(clean_environment: Path) -> str:
+    """A run of two steps with a wrong answer, an invalid one and a long one."""
+    record = make_record()
+    store = RunStore(clean_environment)
+    store.create(record)
+    rows = [
+        make_row(1, 0, 0, 1.0),
+        make_row(1, 0, 1, 0.0, reason="the answer is 1", answer="7"),
+        make_row(2, 1, 0, 1.0, answer="x" * 3000),
+        {**make_row(2, 1, 1, 0.5, outcome="invalid", reason="the verifier failed"), "score": None},
+    ]
+    RolloutFolder(store.dir(record.run_id).rollouts, 10**9).append(rows)
+    return record.run_id
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    def run_command(*words: str, expect: int = 0) -> str:
+        assert main(["rollouts", *words]) == expect
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run_command
+
+
+def test_the_worst_answer_is_shown_with_its_item_and_the_reason(run: str, printed: Printed) -> None:
+    text = printed(run[:3], "--worst", "1")
+    for part in (
+        "step 1 · group 0, rollout 1 · score 0 · trained",
+        '{"question": "0+1="}',
+        "the answer is 1",
+        "-0.500",
+        f"run {run}: 1 of 3 rollouts that match; kept are those of steps 1 to 2",
+    ):
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        (["--best", "2"], [(2, 1, 0), (1, 0, 0)]),
+        (["--invalid"], [(2, 1, 1)]),
+        (["--step", "1"], [(1, 0, 0), (1, 0, 1)]),
+        (["--step", "last", "--limit", "1"], [(2, 1, 0)]),
+        (["--item", "key1"], [(2, 1, 0), (2, 1, 1)]),
+    ],
+)
+def test_json_has_the_rollouts_that_were_asked_for(
+    run: str, printed: Printed, words: list[str], places: list[tuple[int, int, int]]
+) -> None:
+    answer = json.loads(printed(run, *words, "--json"))
+    found = [(row["step"], row["group"], row["rollout"]) for row in answer["rollouts"]]
+    assert found == places
+    assert "tokens" not in answer["rollouts"][0]
+
+
+def test_tokens_come_with_their_log_probabilities(run: str, printed: Printed) -> None:
+    assert "1 2 3(-0.50)" in printed(run, "--tokens", "--limit", "1")
+
+
+def test_a_long_text_is_cut_for_people_and_not_for_programs(run: str, printed: Printed) -> None:
+    assert "(1000 more characters)" in " ".join(printed(run, "--step", "2").split())
+    answer = json.loads(printed(run, "--step", "2", "--json"))
+    assert len(answer["rollouts"][0]["answer"]) == 3000
+
+
+def test_a_step_that_is_not_kept_is_refused(run: str, printed: Printed) -> None:
+    assert "kept are those of steps 1 to 2" in printed(run, "--step", "9", expect=1)
+    assert "allowed are a training step from 1 on, and `last`" in printed(
+        run, "--step", "x", expect=1
+    )
+
+
+def test_a_run_without_rollouts_says_so(clean_environment: Path, printed: Printed) -> None:
+    RunStore(clean_environment).create(make_record(run_id="ffffffff"))
+    assert "no rollouts are kept" in printed("@last")
