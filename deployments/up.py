@@ -25,8 +25,9 @@ from pathlib import Path
 
 import psutil
 
+from deployments.run_lines import RunLines
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError, PortInUseError, ProcessExitedError, RunStateError
+from lachesis.base.errors import LachesisError, ProcessExitedError, RunStateError
 from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.process_groups import signal_group
 from lachesis.base.secrets import build_child_env
@@ -44,7 +45,7 @@ from lachesis.orchestration.server import (
 from lachesis.orchestration.server_info import read_auth_string, server_file
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
-from lachesis.supervision.ports import check_port, reserve_free_ports
+from lachesis.supervision.ports import check_port, choose_port
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Time limit for the start of the server and of the runner, for one that hangs.
@@ -55,6 +56,9 @@ RUNS_END_TIMEOUT_S = 240.0
 # Time limit for a flow's process, which otherwise keeps calling a server that is gone.
 FLOW_END_TIMEOUT_S = 10.0
 PREFERRED_PORT = 4200
+NEXT_STEPS = """\
+next, in another terminal: lachesis train arithmetic --watch
+Ctrl-C ends the server and the runner; runs save a checkpoint first."""
 PREFECT_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -122,9 +126,10 @@ class Launcher:
             return 1
 
     def _watch(self) -> None:
-        is_stopping = False
+        is_stopping, run_lines = False, RunLines(self.home)
         while not is_stopping:
             is_stopping = self.stop_event.wait(0.5)
+            run_lines.print_changes()
             for child in self.children:
                 if child.process.poll() is not None:
                     self._restart_child(child)
@@ -204,7 +209,7 @@ class Launcher:
         self._start_child(runner)
         self.api_url = url
         self._write_server_info()
-        print(f"ready: {url.removesuffix('/api')}", flush=True)
+        print(f"ready: {url.removesuffix('/api')}\n{NEXT_STEPS}", flush=True)
 
     def _write_server_info(self) -> None:
         """Write where the server is, for the other processes of this home."""
@@ -223,7 +228,7 @@ class Launcher:
     def _start_server(self) -> int:
         if self.port is not None:
             check_port(self.port)
-        port = self.port or _choose_port()
+        port = self.port or choose_port(PREFERRED_PORT)
         program = [sys.executable, "-m", "deployments.server"]
         command = [*program, "--host", "127.0.0.1", "--port", str(port)]
         # Browsers may call it from its own pages only: whoever can change a deployment can run
@@ -360,15 +365,6 @@ class Launcher:
         terminate_processes(remaining)
         _, remaining = psutil.wait_procs(find_flow_processes(self.home), timeout=FLOW_END_TIMEOUT_S)
         terminate_processes(remaining)
-
-
-def _choose_port() -> int:
-    """Return Prefect's usual port, or a free one if that is in use."""
-    try:
-        check_port(PREFERRED_PORT)
-    except PortInUseError:
-        return reserve_free_ports(1)[0]
-    return PREFERRED_PORT
 
 
 def main() -> int:

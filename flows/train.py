@@ -108,7 +108,7 @@ def _describe_completed(record: RunRecord) -> str:
     """Return why a flow run that was retried in Prefect has nothing to do."""
     return (
         f"the retry was refused: run {record.run_id} has completed its {record.total_steps} steps; "
-        f"to train further, start a new run with from_checkpoint {record.run_id}"
+        f"`lachesis resume {record.run_id} --set total_steps=N` trains on, with more steps"
     )
 
 

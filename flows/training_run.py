@@ -216,7 +216,9 @@ class TrainingRun:
 
     def _is_finished(self) -> bool:
         newest = Checkpoints(self.folder.checkpoints).find_newest()
-        return newest is not None and newest.is_final
+        # A run that was given more steps has the final checkpoint of its former last step.
+        total_steps = self.plan.config.env.total_steps
+        return newest is not None and newest.is_final and newest.step >= total_steps
 
     def _restart(self, name: str, problem: ProcessExitedError) -> None:
         """Restart a service, or raise the problem if it ends the attempt."""

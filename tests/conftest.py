@@ -74,6 +74,8 @@ def clean_environment(
         if name.startswith(("TINKER_API", "TINKER_BASE", "WANDB_", "PREFECT_API", "LACHESIS_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("LACHESIS_HOME", str(home))
+    # What needs a server is refused, unless a test starts one.
+    monkeypatch.setenv("LACHESIS_NO_SERVE", "1")
     return home
 
 

@@ -35,4 +35,22 @@ NUM_STEPS = make_integer_type(1, 10_000_000)
 NUM_LINES = make_integer_type(1, 1_000_000)
 NUM_GROUPS = make_integer_type(1, 10_000)
 NUM_ROLLOUTS = make_integer_type(1, 1000)
+NUM_RUNS = make_integer_type(1, 100_000)
+NUM_TOKENS = make_integer_type(1, 1_000_000)
 GROUP_SIZE = make_integer_type(1, 1024)
+
+
+def read_temperature(text: str) -> float:
+    """Read a sampling temperature from 0 to 10."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(
+            f"{shorten(repr(text), 60)}; allowed: a number from 0 to 10"
+        )
+    return value
+
+
+TEMPERATURE = read_temperature

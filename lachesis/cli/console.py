@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -30,7 +31,7 @@ console = Console(
 )
 stderr_console = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_STATUS_STYLES = {
+STATUS_STYLES = {
     "completed": "green",
     "failed": "red",
     "stopped": "yellow",
@@ -119,7 +120,7 @@ def make_pairs_table(rows: Sequence[tuple[str, Any]]) -> Table:
 
 def style_status(status: str) -> Text:
     """Return a status in the colour that tells whether it is good."""
-    return Text(status, style=_STATUS_STYLES.get(status, "cyan"))
+    return Text(status, style=STATUS_STYLES.get(status, "cyan"))
 
 
 def format_eta(seconds: float | None) -> str:
@@ -144,6 +145,43 @@ def format_hours(hours: float) -> str:
     if hours * 60 >= 2:
         return f"{hours * 60:.0f} minutes"
     return f"{hours * 3600:.0f} s"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in at most two units, as in `1 h 20 min`, `3 min` or `45 s`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a size in the unit that gives it at most four digits."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def format_local_time(iso_time: str) -> str:
+    """Return a time in the time zone of the reader, to the minute."""
+    return datetime.fromisoformat(iso_time).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def shorten_middle(text: str, max_length: int) -> str:
+    """Return a text of at most `max_length` characters, with an ellipsis in its middle."""
+    if len(text) <= max_length:
+        return text
+    tail = (max_length - 1) // 2
+    return f"{text[: max_length - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def format_score(score: float | None) -> str:

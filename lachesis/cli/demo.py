@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import random
@@ -29,6 +30,11 @@ def _ensure_model(*, as_json: bool) -> None:
     with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
         model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     console.print_note(f"model: {model}")
+
+
+def handle_demo(args: argparse.Namespace) -> int:
+    """Run the demo with the seed and the steps that were given."""
+    return run_demo(LachesisService(), seed=args.seed, steps=args.steps, as_json=args.json)
 
 
 def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib.metadata
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import httpx
+import psutil
 
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError
+from lachesis.base.errors import LachesisError, PortInUseError
+from lachesis.cli import console
 from lachesis.config.profiles import PROFILES, list_missing_modules
-from lachesis.orchestration.server import find_running_server
+from lachesis.orchestration.server import find_running_server, read_key_names
 from lachesis.runs import cleanup
+from lachesis.runs.provenance import list_gpus
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
+from lachesis.supervision.ports import check_port
 from lachesis.tiny_model import build
+
+PREFECT_PORT = 4200
+HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 3.0
+MIN_MEMORY_BYTES = 3 * 2**30
+VERSIONED_PACKAGES = ("lachesis-rl", "torch", "transformers", "tinker", "atroposlib", "prefect")
 
 
 @dataclass(frozen=True)
@@ -28,16 +42,36 @@ class DoctorCheck:
     needed: bool = True
 
 
+def handle_doctor(args: argparse.Namespace) -> int:
+    """Check this machine, and clean up if that was asked for."""
+    if args.fix:
+        messages = [leftover.clean_up() for leftover in find_home_leftovers()]
+        console.print_answer(
+            args, {"done": messages}, "\n".join(messages) or "dead runs have left nothing behind"
+        )
+        return 0
+    checks = run_checks()
+    console.print_answer(
+        args, {"checks": [asdict(check) for check in checks]}, console.render_checks(checks)
+    )
+    if all(check.ok or not check.needed for check in checks):
+        return 0
+    return 1
+
+
 def run_checks() -> list[DoctorCheck]:
     """Return the result of every check of this machine."""
     machine_checks = [
         _check_python(),
+        *_list_machine(),
         _check_project(),
         _check_embedded_engine(),
         _check_mcp(),
         _check_tiny_model(),
         _check_server(),
+        _check_port(),
         *_check_keys(),
+        _check_hub(),
         _check_environments(),
         _check_disk(),
     ]
@@ -65,6 +99,53 @@ def _check_python() -> DoctorCheck:
         version,
         "install Python 3.11, 3.12 or 3.13",
     )
+
+
+def _list_machine() -> list[DoctorCheck]:
+    """Return what this machine has, and the versions of the packages that matter."""
+    memory = psutil.virtual_memory()
+    gpus = ", ".join(list_gpus()) or "no NVIDIA GPU"
+    versions = []
+    for name in VERSIONED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return [
+        DoctorCheck("processor", True, f"{os.cpu_count()} cores, {gpus}"),
+        DoctorCheck(
+            "memory",
+            memory.available > MIN_MEMORY_BYTES,
+            f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available",
+            "end other programs; a run of the tiny model needs 3 GiB",
+            needed=False,
+        ),
+        DoctorCheck("versions", True, ", ".join(versions)),
+    ]
+
+
+def _check_port() -> DoctorCheck:
+    """Return whether Prefect's usual port is free, or used by the server of this home."""
+    server = find_running_server()
+    if server and f":{PREFECT_PORT}" in server["ui_url"]:
+        return DoctorCheck(f"port {PREFECT_PORT}", True, "used by the Prefect server of this home")
+    try:
+        check_port(PREFECT_PORT)
+    except PortInUseError:
+        found = "used by another program; `lachesis serve` takes a free port then"
+        return DoctorCheck(f"port {PREFECT_PORT}", True, found)
+    return DoctorCheck(f"port {PREFECT_PORT}", True, "free")
+
+
+def _check_hub() -> DoctorCheck:
+    """Return whether the Hugging Face Hub answers; models in folders do not need it."""
+    url = os.environ.get("HF_ENDPOINT", HUB_URL)
+    name, remedy = "Hugging Face Hub", "check the network; models in folders do not need it"
+    try:
+        response = httpx.head(url, timeout=HUB_TIMEOUT_S, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        found = f"{url} does not answer ({type(error).__name__})"
+        return DoctorCheck(name, False, found, remedy, needed=False)
+    found = f"{url} answers {response.status_code}"
+    return DoctorCheck(name, response.status_code < 500, found, remedy, needed=False)
 
 
 def _check_project() -> DoctorCheck:
@@ -116,12 +197,18 @@ def _check_server() -> DoctorCheck:
 
 
 def _check_keys() -> list[DoctorCheck]:
-    checks = []
+    checks, serving_keys = [], read_key_names()
     for profile in PROFILES.values():
         if profile.required_keys:
             missing = [key for key in profile.required_keys if not os.environ.get(key)]
-            state = f"without {', '.join(missing)}" if missing else "set"
+            state = f"without {', '.join(missing)}" if missing else "set in this shell"
             remedy = f"set {', '.join(missing)} in the environment"
+            if serving_keys is not None:  # Runs have the keys of the launcher, not of this shell.
+                missing = [key for key in profile.required_keys if key not in serving_keys]
+                state = "set in `lachesis serve`"
+                if missing:
+                    state = f"`lachesis serve` runs without {', '.join(missing)}"
+                    remedy = f"set {', '.join(missing)} and start `lachesis serve` again"
             checks.append(
                 DoctorCheck(
                     f"keys of profile {profile.name}", not missing, state, remedy, needed=False

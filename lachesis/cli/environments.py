@@ -1,5 +1,5 @@
-"""Run `lachesis env` and `lachesis model`: create an environment, check it, and build a tiny
-model.
+"""Run `lachesis envs`, `lachesis env` and `lachesis model`: list environments, create and check
+one, and build a tiny model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.text import Text
 
 from lachesis.catalog import describe, requirements, scaffold
-from lachesis.cli import console
+from lachesis.cli import console, show_environments
+from lachesis.cli.console import print_answer
 from lachesis.config.edits import parse_assignment
 from lachesis.runs import cleanup
 from lachesis.service import LachesisService, LaunchRequest
@@ -23,6 +24,26 @@ from lachesis.validation import check
 from lachesis.validation.check import CheckResult
 
 _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
+
+
+def handle_envs(args: argparse.Namespace) -> None:
+    """Print the environments, or the fields of one."""
+    service = LachesisService()
+    if args.name:
+        launch_description = service.describe(
+            LaunchRequest(describe.register_environment(args.name), args.profile, by_owner=True)
+        )
+        print_answer(
+            args, launch_description, show_environments.render_environment(launch_description)
+        )
+        return
+    scan = service.list_environments()
+    answer = {
+        "environments": [asdict(environment) for environment in scan.environments],
+        "problems": scan.problems,
+        "clashes": scan.clashes,
+    }
+    print_answer(args, answer, show_environments.render_environments(scan))
 
 
 def handle_env(args: argparse.Namespace) -> int:

@@ -1,26 +1,74 @@
-"""Read the options that `lachesis train` and `lachesis schedule` share."""
+"""Read the options of the commands that describe a launch: train, schedule and config."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from lachesis.base.errors import ArgumentsError
+from lachesis.base.typed_values import read_untyped
 from lachesis.catalog.describe import register_environment
+from lachesis.cli.options.common import DEFAULT_PROFILE
 from lachesis.config.edits import parse_assignment
+from lachesis.orchestration.launch_files import make_similar_request, read_launch_file
 from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.runs.labels import check_name, check_note, check_tags
+from lachesis.service import LachesisService
+
+LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
 
 
-def read_launch_request(args: argparse.Namespace) -> LaunchRequest:
-    """Return the launch that the options describe, without the rights of the owner."""
+def read_launch_request(args: argparse.Namespace, service: LachesisService) -> LaunchRequest:
+    """Return the launch that the options describe, without the rights of the owner.
+
+    Options have priority over a launch file and over the run of `--like`.
+
+    Raises:
+        ArgumentsError: Nothing says what to train on.
+        LachesisError: The launch file, the run or a value cannot be used.
+    """
+    base = _read_base(args, service)
     edits: list[tuple[str, Any]] = [parse_assignment(text) for text in args.edits]
     if args.steps is not None:
         edits.append(("env.total_steps", args.steps))
-    return LaunchRequest(
-        register_environment(args.environment),
-        args.profile,
-        tuple(edits),
-        args.model,
-        args.seed,
-        args.require_validation,
-        name=args.name,
+    if getattr(args, "others", None):
+        edits.append(("env.mixture", dict(map(_parse_mixture_item, args.others))))
+    return replace(
+        base,
+        profile=args.profile or base.profile,
+        edits=(*base.edits, *edits),
+        model=args.model or base.model,
+        seed=base.seed if args.seed is None else args.seed,
+        require_validation=args.require_validation or base.require_validation,
+        start_from=getattr(args, "start_from", None) or base.start_from,
+        name=check_name(args.name or base.name or ""),
+        note=check_note(args.note or base.note or ""),
+        tags=tuple(check_tags([*base.tags, *args.tag])),
+        by_owner=False,
     )
+
+
+def _read_base(args: argparse.Namespace, service: LachesisService) -> LaunchRequest:
+    """Return the launch of the file or of the run that was named, or that of the environment."""
+    environment, like = args.environment, getattr(args, "like", None)
+    if like:
+        if environment:
+            environment = register_environment(environment)
+        record = service.get_run(like)
+        return make_similar_request(service.store, record, environment, service.schema_timeout_s)
+    if not environment:
+        raise ArgumentsError(
+            "nothing says what to train on; give an environment from `lachesis envs`, a launch "
+            "file, or --like RUN"
+        )
+    if environment.endswith(LAUNCH_FILE_ENDINGS):
+        return read_launch_file(Path(environment).expanduser(), service.schema_timeout_s)
+    return LaunchRequest(register_environment(environment), args.profile or DEFAULT_PROFILE)
+
+
+def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse ENVIRONMENT or ENVIRONMENT=WEIGHT."""
+    name, weight = parse_assignment(text if "=" in text else f"{text}=1")
+    return register_environment(name), {"weight": read_untyped(weight)}

@@ -30,16 +30,6 @@ TABLE_METRICS = {
 }
 
 
-def add_metrics_options(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of `lachesis metrics`."""
-    command.add_argument("run")
-    command.add_argument(
-        "--csv",
-        action="store_true",
-        help="print all metrics of all steps as CSV, one line per step; empty where there is none",
-    )
-
-
 def handle_metrics(args: argparse.Namespace) -> None:
     """Print the metrics of a run."""
     steps = LachesisService().read_metrics(args.run)

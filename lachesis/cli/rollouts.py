@@ -11,7 +11,6 @@ from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
-from lachesis.base.number_types import NUM_ROLLOUTS
 from lachesis.cli.console import make_pairs_table, print_answer
 from lachesis.runs.rollouts import FoundRollouts, RolloutQuery, describe_found, find_rollouts
 from lachesis.service import LachesisService
@@ -19,35 +18,6 @@ from lachesis.service import LachesisService
 _OUTCOME_STYLES = {"trained": "green", "invalid": "red", "dropped": "red", "refused": "red"}
 # Characters of a text that are shown; --json has all of them.
 MAX_SHOWN_CHARACTERS = 2000
-
-
-def add_rollout_options(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command `rollouts`."""
-    command.add_argument("run")
-    command.add_argument(
-        "--step", metavar="N|last", help="those of one training step (default: of all steps)"
-    )
-    choice = command.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--worst", type=NUM_ROLLOUTS, metavar="N", help="the N with the lowest scores"
-    )
-    choice.add_argument(
-        "--best", type=NUM_ROLLOUTS, metavar="N", help="the N with the highest scores"
-    )
-    choice.add_argument(
-        "--invalid",
-        action="store_true",
-        help="those that could not be scored or trained on, with the reason",
-    )
-    command.add_argument(
-        "--item",
-        metavar="KEY|TEXT",
-        help="those of one item: its key, or a part of the prompt",
-    )
-    command.add_argument("-n", "--limit", type=NUM_ROLLOUTS, help="maximum number (default: 10)")
-    command.add_argument(
-        "--tokens", action="store_true", help="also the token ids and log-probabilities"
-    )
 
 
 def handle_rollouts(args: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -16,44 +15,14 @@ from lachesis.orchestration import schedules
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
 from lachesis.service import LachesisService
 
-AddCommand = Callable[[str, str], argparse.ArgumentParser]
-
-
-def add_schedule_commands(
-    add_command: AddCommand, add_launch_options: Callable[[argparse.ArgumentParser], None]
-) -> None:
-    """Add the commands about schedules."""
-    schedule = add_command("schedule", "Start a training again and again, by a cron line.")
-    schedule.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    schedule.add_argument(
-        "--cron",
-        required=True,
-        metavar="LINE",
-        help="minute, hour, day, month and day of the week, as in '0 2 * * *'",
-    )
-    schedule.add_argument(
-        "--timezone", default="UTC", metavar="NAME", help="as in Europe/Berlin (default: UTC)"
-    )
-    schedule.add_argument(
-        "--from",
-        dest="start_from",
-        metavar="last|best|RUN",
-        help="checkpoint that each run starts from: the last or the best one of the schedule's "
-        "run before it, or that of a run",
-    )
-    add_launch_options(schedule)
-    add_command("schedules", "List the schedules of trainings.")
-    unschedule = add_command("unschedule", "Remove a schedule; its runs go on.")
-    unschedule.add_argument("schedule", help="a name from `lachesis schedules`")
-
 
 def handle_schedule(args: argparse.Namespace) -> None:
     """Check a launch and create a schedule that starts it."""
     service = LachesisService()
     # A scheduled run is started by Prefect, which has not the rights of the owner.
-    request = read_launch_request(args)
-    if args.start_from not in schedules.LAST_RUN_CHECKPOINTS:
-        request = replace(request, start_from=args.start_from)
+    request = read_launch_request(args, service)
+    if args.start_from in schedules.LAST_RUN_CHECKPOINTS:
+        request = replace(request, start_from=None)
     launch = service.check(request)
     parameters = make_scheduled_parameters(
         request, launch.environment.file_path, launch.set_fields, args.start_from

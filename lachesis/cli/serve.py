@@ -15,8 +15,15 @@ from lachesis.orchestration import server
 
 def handle_serve(args: argparse.Namespace) -> int:
     """Replace this process by the one that starts the server and the runner, so that it gets the
-    signals.
+    signals; with --stop, end those that run.
     """
+    if args.stop:
+        server_info = server.stop_server()
+        text = "no Prefect server of this home runs"
+        if server_info:
+            text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
+        console.print_answer(args, {"stopped": server_info is not None}, text)
+        return 0
     command = server.make_serve_command(
         *(["--port", str(args.port)] if args.port is not None else [])
     )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli.console import (
-    _STATUS_STYLES,
     HEALTH_STYLES,
     draw_sparkline,
     format_count,
@@ -45,34 +43,6 @@ def render_started(answer: Json) -> RenderableType:
             ),
         ]
     )
-
-
-def render_runs(rows: Sequence[Json]) -> RenderableType:
-    """Return the table of all runs."""
-    if not rows:
-        return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
-    widths = [max(len(row[key]) for row in rows) for key in ("environment", "status")]
-    columns = (
-        f"{'run':8}  {'environment':{widths[0]}}  {'status':{widths[1]}}  {'created (UTC)':16}"
-    )
-    lines = [Text(f"{columns}  {'learning':12}  held out", style="bold")]
-    for row in rows:
-        created, held_out = row["created_at"][:16].replace("T", " "), row["held_out"]
-        line = Text(f"{row['run_id']}  {row['environment']:{widths[0]}}  ", no_wrap=True)
-        line.append(
-            f"{row['status']:{widths[1]}}  ", style=_STATUS_STYLES.get(row["status"], "cyan")
-        )
-        # Nothing is shown in green while a run stands still.
-        word_style = "" if row.get("stalled") else HEALTH_STYLES.get(row["learning"], "")
-        line.append(f"{created}  ").append(f"{row['learning']:12}", style=word_style)
-        line.append(f"  {held_out['percent_correct']:.3f}" if held_out else "")
-        lines.append(line)
-        for text, style in ((row.get("stalled"), "red"), (row["evidence"], "dim")):
-            if text:
-                lines.append(
-                    Text(f"          {text}", style=style, no_wrap=True, overflow="ellipsis")
-                )
-    return Group(*lines)
 
 
 def render_status(answer: Json) -> RenderableType:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lachesis.base.json_text import Json
 from lachesis.cli.console import (
-    _STATUS_STYLES,
+    STATUS_STYLES,
     format_count,
     format_hours,
     format_score,
@@ -45,7 +45,7 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
         lines += _make_model_lines(model)
     summary = test.result["summary"]
     if summary.get("forecast"):
-        lines.append(Text(f"forecast: {_format_forecast(summary['forecast'])}"))
+        lines.append(Text(f"forecast: {format_forecast(summary['forecast'])}"))
     lines.append(Text(f"files: {summary['output_directory']}", style="dim"))
     if summary.get("verdict") == "learnable":
         lines.append(Text(f"next: {next_command}"))
@@ -60,7 +60,7 @@ def _make_model_row(model: Json) -> list[RenderableType]:
     zero_signal_share = verdict.get("zero_signal_share")
     return [
         model["name"],
-        Text(word, style=_STATUS_STYLES.get(word, "yellow")),
+        Text(word, style=STATUS_STYLES.get(word, "yellow")),
         str(model["steps_tested"]),
         f"{model['correct_completions']} of {model['total_completions']}",
         format_share(model["accuracy"], model.get("accuracy_interval")),
@@ -86,7 +86,7 @@ def _make_model_lines(model: Json) -> list[RenderableType]:
     return lines
 
 
-def _format_forecast(forecast: Json) -> str:
+def format_forecast(forecast: Json) -> str:
     """Return one sentence with the steps, tokens, hours and price that a training would take."""
     tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
     if cost:

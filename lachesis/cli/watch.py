@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.base.errors import RunStateError
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli import console
 from lachesis.monitor.judgement import refresh_health
@@ -22,7 +24,7 @@ from lachesis.runs.held_out import build_held_out_curve, describe_point
 from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService
 
-Draw = Callable[[LachesisService, RunRecord], None]
+Draw = Callable[[LachesisService, Sequence[RunRecord]], None]
 REFRESH_INTERVAL_S = 0.5
 SERVER_POLL_INTERVAL_S = 2.0
 SPEED_KEYS = ("tokens_per_second/sampled", "tokens_per_second/trained")
@@ -36,23 +38,70 @@ def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = Fals
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    record = service.get_run(run_id)
+    return watch_runs(service, [run_id], quiet=quiet)[0]
+
+
+def watch_runs(
+    service: LachesisService, run_ids: Sequence[str], *, quiet: bool = False
+) -> list[RunRecord]:
+    """Show the runs until all have ended, and return their records; see `watch_until_end`."""
+    records = [service.get_run(run_id) for run_id in run_ids]
     polled_at = time.monotonic()
-    with _defer_interrupts() as raise_if_interrupted, _open_view(record, quiet=quiet) as draw:
-        while not record.has_ended:
-            draw(service, record)
+    with _defer_interrupts() as raise_if_interrupted, _open_view(records, quiet=quiet) as draw:
+        while not all(record.has_ended for record in records):
+            draw(service, records)
             time.sleep(REFRESH_INTERVAL_S)
             raise_if_interrupted()
-            if time.monotonic() - polled_at > SERVER_POLL_INTERVAL_S:
-                polled_at, record = (
-                    time.monotonic(),
-                    refresh_health(service.store, service.get_run(run_id)),
-                )
-            else:
-                record = service.store.load(run_id).model_copy(update={"health": record.health})
-        record = refresh_health(service.store, record)
-        draw(service, record)
-    return record
+            is_polled = time.monotonic() - polled_at > SERVER_POLL_INTERVAL_S
+            records = [_refresh(service, record, is_polled=is_polled) for record in records]
+            if is_polled:
+                polled_at = time.monotonic()
+        records = [refresh_health(service.store, record) for record in records]
+        draw(service, records)
+    return records
+
+
+def _refresh(service: LachesisService, record: RunRecord, *, is_polled: bool) -> RunRecord:
+    """Return the record of a run as it is now; with `is_polled` the server is asked too."""
+    if record.has_ended:
+        return record
+    if is_polled:
+        return refresh_health(service.store, service.get_run(record.run_id))
+    return service.store.load(record.run_id).model_copy(update={"health": record.health})
+
+
+def handle_watch(args: argparse.Namespace) -> int:
+    """Show the runs that were named, or all that have not ended.
+
+    Raises:
+        RunStateError: No run was named, and all have ended.
+    """
+    service = LachesisService()
+    run_ids = args.runs or [record.run_id for record in service.list_runs() if not record.has_ended]
+    if not run_ids:
+        raise RunStateError(
+            "no run is under way; `lachesis watch RUN` shows one that has ended, and `lachesis "
+            "runs` lists all"
+        )
+    with explain_interrupt(run_ids):
+        records = watch_runs(service, run_ids, quiet=args.json)
+    answer = {record.run_id: record.status for record in records}
+    ends = [f"run {record.run_id} is {record.status}" for record in records]
+    console.print_answer(args, answer, "\n".join(ends))
+    return 0 if all(record.status == "completed" for record in records) else 1
+
+
+@contextlib.contextmanager
+def explain_interrupt(run_ids: Sequence[str]) -> Iterator[None]:
+    """Say after Ctrl-C that the runs go on, and how to look at them and to stop them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        names = " ".join(run_ids)
+        goes_on = f"run {names} goes on" if len(run_ids) == 1 else f"runs {names} go on"
+        stop = "; ".join(f"lachesis stop {run_id}" for run_id in run_ids)
+        console.print_note(f"{goes_on}\nlook:  lachesis watch {names}\nstop:  {stop}")
+        raise
 
 
 @contextlib.contextmanager
@@ -96,7 +145,9 @@ def _defer_interrupts() -> Iterator[Callable[[], None]]:
 class _LineView:
     """A view for log files: one line when the phase changes and every ten steps."""
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecord, *, has_prefix: bool = False) -> None:
+        # Lines of several runs are told apart by the run's id.
+        self.prefix = f"{record.run_id}  " if has_prefix else ""
         self.last_key = self.last_health_level = ""
         self.last_stalled_part: str | None = None
         console.console.print(f"run {record.run_id} of {record.environment}")
@@ -117,9 +168,8 @@ class _LineView:
             else:
                 held_out = ""
             progress_text = f"{record.phase}, step {step} of {record.total_steps}"
-            console.console.print(
-                f"{_compute_elapsed_s(record):6.1f} s  {progress_text}{reward}{held_out}"
-            )
+            time_text = f"{self.prefix}{_compute_elapsed_s(record):6.1f} s"
+            console.console.print(f"{time_text}  {progress_text}{reward}{held_out}")
             if record.learning != self.last_health_level:
                 self.last_health_level = record.learning
                 console.console.print(_render_learning(record))
@@ -136,18 +186,37 @@ class _LineView:
         else:
             text = Text(f"no longer stalled in {self.last_stalled_part}, at step {step}")
         self.last_stalled_part = part
-        console.console.print(Text(f"{_compute_elapsed_s(record):6.1f} s  ").append_text(text))
+        console.console.print(
+            Text(f"{self.prefix}{_compute_elapsed_s(record):6.1f} s  ").append_text(text)
+        )
 
 
 @contextlib.contextmanager
-def _open_view(record: RunRecord, *, quiet: bool) -> Iterator[Draw]:
+def _open_view(records: Sequence[RunRecord], *, quiet: bool) -> Iterator[Draw]:
     if quiet:
-        yield lambda service, record: None
+        yield lambda service, records: None
     elif console.console.is_terminal:
         with Live(console=console.console, auto_refresh=False) as live:
-            yield lambda service, record: live.update(_render_panel(service, record), refresh=True)
+            yield lambda service, records: live.update(
+                _render_panels(service, records), refresh=True
+            )
     else:
-        yield _LineView(record)
+        has_prefix = len(records) > 1
+        views = {record.run_id: _LineView(record, has_prefix=has_prefix) for record in records}
+
+        def draw_lines(service: LachesisService, records: Sequence[RunRecord]) -> None:
+            for record in records:
+                views[record.run_id](service, record)
+
+        yield draw_lines
+
+
+def _render_panels(service: LachesisService, records: Sequence[RunRecord]) -> RenderableType:
+    """Return the views of all runs, with an empty line between them."""
+    parts: list[RenderableType] = []
+    for record in records:
+        parts += [*([Text()] if parts else []), _render_panel(service, record)]
+    return Group(*parts)
 
 
 def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType:

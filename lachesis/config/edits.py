@@ -49,6 +49,7 @@ SECTIONS: dict[str, type[Section]] = {
 }
 # The section of fields that belong to no section of the YAML.
 TOP_SECTION = "run"
+STEPS_FIELD = "env.total_steps"
 MAX_CHARACTERS = 10_000
 
 
@@ -245,6 +246,24 @@ def get_editable_values(config: RunConfig) -> dict[str, Any]:
     return {**values, **(config.env.model_extra or {})}
 
 
+def replace_resumed_values(config: RunConfig, changes: Json, hint: str = "") -> RunConfig:
+    """Return the configuration of a run that is resumed with more steps or other limits.
+
+    Raises:
+        ConfigError: A field is neither `env.total_steps` nor a limit (the message ends with
+            `hint`), or a value is not allowed.
+    """
+    limits = dict(changes)
+    steps = [limits.pop(name) for name in (STEPS_FIELD, "total_steps") if name in limits]
+    if limits:
+        config = replace_limits(config, limits, hint)
+    if not steps:
+        return config
+    _, total_steps = ConfigFields(config.profile).check_edit(STEPS_FIELD, steps[0], config)
+    env = config.env.model_copy(update={"total_steps": total_steps})
+    return config.model_copy(update={"env": env})
+
+
 def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") -> RunConfig:
     """Return the configuration with other limits.
 
@@ -261,7 +280,7 @@ def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") ->
             allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
             raise ConfigError(
                 f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: "
-                f"{allowed_names}{hint}"
+                f"{allowed_names}, {STEPS_FIELD}{hint}"
             )
         field, checked = fields.check_edit(f"limits.{name.removeprefix('limits.')}", value)
         values["limits"][field.name] = checked

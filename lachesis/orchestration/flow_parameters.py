@@ -19,12 +19,10 @@ from lachesis.base.secrets import redact
 from lachesis.catalog.describe import get_name_or_file
 from lachesis.config.edits import describe_allowed, parse_assignment
 from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.runs.labels import MAX_NAME_LENGTH, NAME_PATTERN
 from lachesis.validation.inference_tests import TestOptions
 
-MAX_NAME_LENGTH = 60
 RUN_ID_PATTERN = "^[0-9a-f]{8}$"
-# Names without control characters, so that they fit on a line.
-NAME_PATTERN = rf"^[^\x00-\x1f\x7f]{{1,{MAX_NAME_LENGTH}}}$"
 STEPS_FIELD, SEED_FIELD = "env.total_steps", "tinker.seed"
 Parameters = TypeVar("Parameters", bound=BaseModel)
 

@@ -45,6 +45,10 @@ class LaunchRequest:
     """Whether the owner of this machine launches, who may set fields that are locked for agents."""
     name: str | None = None
     """A name for the run, which lists and its page in Prefect show; by default none."""
+    note: str | None = None
+    """What its user wants to remember about the run."""
+    tags: tuple[str, ...] = ()
+    """Words by which its user finds the run again."""
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the environment's fields as this user may edit them."""

@@ -187,6 +187,8 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
     return RunRecord(
         run_id=run_id,
         name=launch.request.name,
+        note=launch.request.note,
+        tags=list(launch.request.tags),
         environment=environment.name,
         environment_file=environment.file_path,
         profile=launch.request.profile,

@@ -8,7 +8,7 @@ from lachesis.base.errors import RunStateError, ServerDownError
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
-from lachesis.config.edits import replace_limits
+from lachesis.config.edits import STEPS_FIELD, replace_resumed_values
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import submit
@@ -50,36 +50,81 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def resume_ended_run(store: RunStore, record: RunRecord, limits: Json | None = None) -> RunRecord:
+def resume_ended_run(store: RunStore, record: RunRecord, changes: Json | None = None) -> RunRecord:
     """Continue an ended run from its newest complete checkpoint.
 
     Args:
         store: The runs of this home.
         record: The record of the run, which has ended.
-        limits: New values of the run's budgets. Without them, a budget that is used up would end
-            the run again at once, so such a run is refused.
+        changes: New values of the run's budgets and of `total_steps`. Without them, a run that has
+            completed or whose budget is used up would end again at once, so it is refused.
 
     Raises:
-        RunStateError: The run has completed, or a budget is used up.
+        RunStateError: The run has completed its steps, or a budget is used up.
         LachesisError: The profile lacks something here, no checkpoint is complete, or no Prefect
             server is known. The run is then as it was.
     """
-    run_id, run_dir = record.run_id, store.dir(record.run_id)
-    if record.status == "completed":
-        raise RunStateError(
-            f"run {run_id} has completed its {record.total_steps} steps"
-            f"{fork.advice(record, run_dir, (), 'train further')}"
-        )
+    run_dir = store.dir(record.run_id)
+    config = RunConfig.from_yaml(run_dir.config)
+    if changes:
+        hint = fork.advice(record, run_dir, changes)
+        config = replace_resumed_values(config, changes, hint)
+    _require_steps_left(record, run_dir, config)
     check_profile(record.profile, read_key_names())
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
-    config = RunConfig.from_yaml(run_dir.config)
-    if limits:
-        config = replace_limits(config, limits, hint=fork.advice(record, run_dir, limits))
     _require_budget(record, run_dir, config)
     PrefectApi()  # raises when no server is known, before anything is changed
-    if limits:
+    if changes:
         write_private(run_dir.config, config.to_yaml())
-    return resubmit_run(store, record, auto_resumes=0)
+    record_changes = _make_step_changes(record, run_dir, config)
+    return resubmit_run(store, record, auto_resumes=0, **record_changes)
+
+
+def _require_steps_left(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
+    """Raise RunStateError when the run has no step left to make."""
+    newest = Checkpoints(run_dir.checkpoints).find_newest()
+    num_made = newest.step if newest else 0
+    total_steps = config.env.total_steps
+    if total_steps > num_made and (
+        record.status != "completed" or total_steps > record.total_steps
+    ):
+        return
+    if total_steps == record.total_steps:
+        raise RunStateError(
+            f"run {record.run_id} has completed its {record.total_steps} steps; `lachesis "
+            f"resume {record.run_id} --set total_steps={2 * record.total_steps}` trains on"
+            f"{fork.advice(record, run_dir, (), 'train with other settings')}"
+        )
+    raise RunStateError(
+        f"total_steps is {total_steps}, and run {record.run_id} has made {num_made} of "
+        f"{record.total_steps} steps; allowed: a number above {max(num_made, record.total_steps)}"
+    )
+
+
+def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) -> dict[str, Any]:
+    """Return what changes in the record of a run that gets another number of steps.
+
+    The result of the evaluation after its former last step becomes a point of its curve.
+    """
+    total_steps = config.env.total_steps
+    if total_steps == record.total_steps:
+        return {}
+    evaluation = dict(record.evaluation)
+    former_result = evaluation.pop("after", None)
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    if former_result and last_steps:
+        MetricsFile(run_dir.metrics).add_evaluation(
+            {**former_result, "eval/step": last_steps[-1]["step"]}
+        )
+    parameters = dict(record.parameters)
+    if parameters:
+        parameters["steps"] = total_steps
+    return {
+        "total_steps": total_steps,
+        "evaluation": evaluation,
+        "set_fields": {**record.set_fields, STEPS_FIELD: total_steps},
+        "parameters": parameters,
+    }
 
 
 def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:

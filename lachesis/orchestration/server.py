@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import psutil
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, ProcessExitedError, RunStateError, ServerDownError
@@ -30,6 +31,8 @@ NIGHTLY_FLOW = "nightly"
 LOCAL = "local"
 # The line that the runner prints when it accepts runs.
 READY_LINE = "runner is ready"
+# Time limits for the start of the server and the runner, and for the end of both and all runs.
+START_TIMEOUT_S, STOP_TIMEOUT_S = 180.0, 300.0
 
 
 def get_deployment_suffix(home: Path) -> str:
@@ -150,46 +153,96 @@ def make_serve_command(*options: str) -> list[str]:
     return [sys.executable, "-m", "deployments.up", *options]
 
 
+def _spawn_launcher(*options: str, stdin: int) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a launcher in a session of its own, and return its process and its log."""
+    log = paths.home() / "logs" / "launcher.log"
+    with storage_errors(log.parent):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            make_serve_command(*options),
+            cwd=paths.project_dir(),
+            stdin=stdin,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    return process, log
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    until = time.monotonic() + timeout_s
+    # The file is written before the runner is ready, so the server is asked too.
+    while not (server_file().is_file() and find_running_server()):
+        if process.poll() is not None:
+            raise ProcessExitedError(
+                f"the launcher exited with code {process.returncode}:\n{log.read_text()}"
+            )
+        if time.monotonic() > until:
+            raise RunStateError(f"the launcher is not ready after {timeout_s:.0f} s, see {log}")
+        time.sleep(0.1)
+
+
+def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
+    """Start a server and a runner that outlive this process, and return what the launcher wrote.
+
+    `stop_server` ends them.
+
+    Raises:
+        ProcessExitedError: The launcher has died; the message has its log.
+        RunStateError: It was not ready in time.
+    """
+    process, log = _spawn_launcher(stdin=subprocess.DEVNULL)
+    try:
+        _wait_until_ready(process, log, timeout_s)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    return read_server_info() or {}
+
+
+def stop_server(timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any] | None:
+    """End the launcher of this home with its server and runner; runs save a checkpoint first.
+
+    Returns:
+        What the launcher had written, or None if none runs.
+
+    Raises:
+        RunStateError: It has not ended in time.
+    """
+    server_info = find_running_server()
+    if server_info is None:
+        return None
+    try:
+        launcher = psutil.Process(server_info["pid"])
+        launcher.terminate()
+        launcher.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired as error:
+        raise RunStateError(
+            f"the launcher (process {server_info['pid']}) has not ended after {timeout_s:.0f} s; "
+            "its runs may still be saving checkpoints"
+        ) from error
+    return server_info
+
+
 class LauncherProcess:
     """Run a launcher during a block; it ends even if this process is killed."""
 
-    def __init__(self, timeout_s: float = 180.0) -> None:
+    def __init__(self, timeout_s: float = START_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
 
     def __enter__(self) -> Self:
-        log = paths.home() / "logs" / "launcher.log"
-        with storage_errors(log.parent):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch()
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                make_serve_command("--until-stdin-closes"),
-                cwd=paths.project_dir(),
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
+        self.process, log = _spawn_launcher("--until-stdin-closes", stdin=subprocess.PIPE)
         try:
-            self._wait_until_ready(log)
+            _wait_until_ready(self.process, log, self.timeout_s)
         except BaseException:
             self._stop()
             raise
         return self
-
-    def _wait_until_ready(self, log: Path) -> None:
-        until = time.monotonic() + self.timeout_s
-        # The file is written before the runner is ready, so the server is asked too.
-        while not (server_file().is_file() and find_running_server()):
-            if self.process.poll() is not None:
-                raise ProcessExitedError(
-                    f"the launcher exited with code {self.process.returncode}:\n{log.read_text()}"
-                )
-            if time.monotonic() > until:
-                raise RunStateError(
-                    f"the launcher is not ready after {self.timeout_s:.0f} s, see {log}"
-                )
-            time.sleep(0.1)
 
     def __exit__(
         self,

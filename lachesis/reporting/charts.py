@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lachesis.reporting.run_answers import RunResults
@@ -110,6 +111,31 @@ def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
     return figure
 
 
+def draw_compared_curves(curves: Mapping[str, Sequence[tuple[int, float]]], label: str) -> Any:
+    """Draw one curve per run.
+
+    Args:
+        curves: The points (step, value) by the name of the run. A curve of many points is drawn as
+            its moving average.
+        label: The name of the values.
+    """
+    figure, (axis,) = _make_axes(1)
+    for (name, points), colour in zip(
+        curves.items(), itertools.cycle((BLUE, ORANGE, *MORE_COLOURS)), strict=False
+    ):
+        steps, values = [step for step, _ in points], [value for _, value in points]
+        if len(values) > 2 * SMOOTHING_STEPS:
+            axis.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
+            values = _compute_running_mean(values)
+        marker = "o" if len(values) <= SMOOTHING_STEPS else None
+        axis.plot(
+            steps, values, color=colour, linewidth=1.8, marker=marker, markersize=4, label=name
+        )
+    axis.set(xlabel="step", ylabel=label)
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
 def _make_axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # without pyplot there is no window system and no state
     from matplotlib.ticker import MaxNLocator
@@ -149,9 +175,10 @@ def _plot_line(
 
 def _plot_running_mean(axis: Any, steps: Sequence[Step], key: str, colour: str, label: str) -> None:
     x, y = _select_series(steps, key)
-    means = [
-        sum(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1])
-        / len(y[max(0, i - SMOOTHING_STEPS + 1) : i + 1])
-        for i in range(len(y))
-    ]
-    axis.plot(x, means, color=colour, linewidth=1.8, label=label or None)
+    axis.plot(x, _compute_running_mean(y), color=colour, linewidth=1.8, label=label or None)
+
+
+def _compute_running_mean(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and of those before it, SMOOTHING_STEPS in all."""
+    windows = [values[max(0, i - SMOOTHING_STEPS + 1) : i + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]

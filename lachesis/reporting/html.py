@@ -5,12 +5,9 @@ The page is the template `report.html.j2`; this module gathers what it shows.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import jinja2
 
 from lachesis.base.errors import LachesisError
 from lachesis.base.files import storage_errors, write_private
@@ -18,6 +15,7 @@ from lachesis.base.json_lines import read_json_lines
 from lachesis.base.json_text import Json
 from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
 from lachesis.reporting.run_answers import RunResults
+from lachesis.reporting.templates import render_svg, render_template
 from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.metrics import MetricsFile, Step
@@ -66,32 +64,18 @@ def write_report(
         for name, figure in figures.items():
             files.append(target / f"{name}.png")
             figure.savefig(files[-1], dpi=120)
-        drawings = [(CHARTS[name][0], _render_svg(figure)) for name, figure in figures.items()]
+        drawings = [(CHARTS[name][0], render_svg(figure)) for name, figure in figures.items()]
         # Written atomically, because somebody may be reading the previous page.
         write_private(files[0], _render_page(record, run_dir, results, drawings))
     return files
 
 
-def _render_svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
-
-
 def _render_page(
     record: RunRecord, run_dir: RunDir, results: RunResults, drawings: list[tuple[str, str]]
 ) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("lachesis.reporting", "."),
-        # What models and environments have written is text and never markup.
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     health = record.health or {}
-    return environment.get_template("report.html.j2").render(
+    return render_template(
+        "report.html.j2",
         record=record,
         facts=_list_facts(record, results),
         provenance=[row for row in _list_provenance(record, run_dir) if row[1] not in (None, "")],

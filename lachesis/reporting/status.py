@@ -315,12 +315,13 @@ def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]
         return {}
     count = count_reward_steps(len(steps))
     return {
-        "first": _compute_mean_reward(steps[:count]),
-        "last": _compute_mean_reward(steps[-count:]),
+        "first": compute_mean_reward(steps[:count]),
+        "last": compute_mean_reward(steps[-count:]),
     }
 
 
-def _compute_mean_reward(steps: list[Step]) -> float | None:
+def compute_mean_reward(steps: list[Step]) -> float | None:
+    """Return the mean of the steps' mean rewards with four decimals, or None if there is none."""
     rewards = [step["reward/mean"] for step in steps if step.get("reward/mean") is not None]
     if not rewards:
         return None

@@ -134,6 +134,13 @@ def describe_accuracy(
     return f"{accuracy:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"
 
 
+def describe_share(share: float, low: float | None, high: float | None) -> str:
+    """Describe a share with its 95 % interval in a few characters, as in `0.94 (0.88–0.97)`."""
+    if low is None or high is None:
+        return f"{share:.2f}"
+    return f"{share:.2f} ({low:.2f}–{high:.2f})"
+
+
 def is_evaluation_key(key: str) -> bool:
     """Return whether a key of the metrics belongs to a held-out evaluation."""
     return key.startswith("eval/") or (key.startswith("environments/") and "/eval/" in key)

@@ -171,11 +171,11 @@ def _describe_machine() -> Json:
         "python": platform.python_version(),
         "cpu_cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "gpus": _list_gpus(),
+        "gpus": list_gpus(),
     }
 
 
-def _list_gpus() -> list[str]:
+def list_gpus() -> list[str]:
     """Return the names of the NVIDIA GPUs, as their driver lists them."""
     files = Path("/proc/driver/nvidia/gpus").glob("*/information")
     lines = [line for file in sorted(files) for line in file.read_text().splitlines()]

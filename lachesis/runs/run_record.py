@@ -59,6 +59,10 @@ class RunRecord(BaseModel):
     run_id: str
     name: str | None = None
     """The name that its user gave it, if any."""
+    note: str | None = None
+    """What its user wants to remember about it."""
+    tags: list[str] = []
+    """Words by which its user finds it again."""
     environment: str
     environment_file: str
     profile: str

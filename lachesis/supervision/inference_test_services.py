@@ -32,41 +32,73 @@ from lachesis.supervision.service_env import (
 from lachesis.supervision.training_services import make_engine_spec
 
 
-def make_base_model_plan(config: RunConfig, folder: Path, seed: int = 0) -> ServicePlan:
-    """Plan an engine and an inference server for the base model, to try it without training.
+def make_base_model_plan(
+    config: RunConfig,
+    folder: Path,
+    seed: int = 0,
+    *,
+    weights: str | None = None,
+    engine_store: Path | None = None,
+    port: int | None = None,
+    with_engine: bool = True,
+) -> ServicePlan:
+    """Plan an engine and an inference server for a model, to try it without training.
 
-    `client_env` of the plan is what its clients need in their environment.
+    Args:
+        config: The configuration, which names the base model.
+        folder: The folder of logs and files.
+        seed: The seed of sampling.
+        weights: The sampler weights to serve; by default the base model is served.
+        engine_store: The folder with the engine's checkpoints; by default a new one.
+        port: The port of the inference server; by default a free one.
+        with_engine: Whether an engine of this machine samples; else the Tinker server that the
+            variables of this process name.
+
+    Returns:
+        The plan, whose `client_env` is what its clients need in their environment.
     """
-    engine_port, port = reserve_free_ports(2)
+    engine_port, free_port = reserve_free_ports(2)
+    port = port or free_port
     values = config.model_dump()
     values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
     config = run_config.build_run_config(values)
     token, client_env = f"tml-{secrets.token_urlsafe(24)}", make_inference_client_env(port)
     file = folder / "server.yaml"
-    engine = make_engine_spec(
-        config, engine_port, token, seed, store_folder=folder / "engine", log=folder / "engine.log"
-    )
     mark_env = {MARK_VARIABLE: build_mark(folder.parent)}
-    server = ServiceSpec(
-        "inference",
-        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(file), "--base-only"],
-        log=folder / "inference.log",
-        cwd=folder,
-        env={
-            **make_model_hub_env(config, weights=False),
-            **make_engine_client_env(engine_port, token),
-            **client_env,
-            **mark_env,
-        },
-        port=port,
-        check_ready=make_http_readiness_check(f"http://{HOST}:{port}/health"),
-    )
+    engines, server_env = [], {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
+    if with_engine:
+        store_folder = engine_store or folder / "engine"
+        engine = make_engine_spec(
+            config, engine_port, token, seed, store_folder=store_folder, log=folder / "engine.log"
+        )
+        engines = [with_env(engine, mark_env)]
+        server_env = make_engine_client_env(engine_port, token)
+    hub_env = make_model_hub_env(config, weights=False)
+    env = {**hub_env, **server_env, **client_env, **mark_env}
+    server = _make_inference_server_spec(file, port, env, weights)
     return ServicePlan(
         config,
-        [with_env(engine, mark_env), server],
+        [*engines, server],
         trainer_url=f"http://{HOST}:{port}",
         files={file: config.to_yaml()},
         client_env=client_env,
+    )
+
+
+def _make_inference_server_spec(
+    config_file: Path, port: int, env: dict[str, str], weights: str | None
+) -> ServiceSpec:
+    """Describe the trainer's inference server without a trainer, with these weights if any."""
+    flags = ["--base-only", *(["--weights", weights] if weights else [])]
+    folder = config_file.parent
+    return ServiceSpec(
+        "inference",
+        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(config_file), *flags],
+        log=folder / "inference.log",
+        cwd=folder,
+        env=env,
+        port=port,
+        check_ready=make_http_readiness_check(f"http://{HOST}:{port}/health"),
     )
 
 

@@ -55,3 +55,12 @@ def check_port(port: int) -> None:
                 f"port {port} on 127.0.0.1 is in use by another process; choose another one with "
                 f"--port"
             ) from error
+
+
+def choose_port(preferred: int) -> int:
+    """Return the preferred port, or a free one if that is in use."""
+    try:
+        check_port(preferred)
+    except PortInUseError:
+        return reserve_free_ports(1)[0]
+    return preferred

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
-from lachesis.base.errors import LachesisError, ModelNotFoundError, PortInUseError
-from lachesis.base.http_guard import HttpGuard
+from lachesis.base.errors import LachesisError
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.metrics import WandbSink
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.store import RunStore
+from lachesis.trainer.serving import (
+    bind_inference_socket,
+    guard_app,
+    load_tokenizer,
+    serve_in_background,
+    serve_without_training,
+)
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
     from transformers import PreTrainedTokenizerBase
 
     from lachesis.runs.checkpoints import Checkpoints, Manifest
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
-# Maximum size of a sampling request.
-MAX_REQUEST_BYTES = 20_000_000
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -75,6 +75,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--base-only",
         action="store_true",
         help="serve the base model until SIGTERM; nothing is trained",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="with --base-only: serve these sampler weights, and the base model under /base",
     )
     return parser.parse_args(argv)
 
@@ -144,25 +149,9 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
     with bind_inference_socket(config) as sock:
         tokenizer = load_tokenizer(config.openai.model_name)
         if args.base_only:
-            await _serve_base_model(config, sock, tokenizer, stop)
+            await serve_without_training(config, sock, tokenizer, stop, args.weights)
         else:
             await _train(config, args, run_folder, sock, tokenizer, stop)
-
-
-async def _serve_base_model(
-    config: RunConfig, sock: socket.socket, tokenizer: PreTrainedTokenizerBase, stop: asyncio.Event
-) -> None:
-    from lachesis.trainer import inference_server
-    from lachesis.trainer.policy import Policy
-    from lachesis.trainer.state import TrainerState
-
-    policy = await Policy.from_base_model(config)
-    app = inference_server.create_app(
-        policy, tokenizer, config, TrainerState(phase="serving the base model")
-    )
-    async with serve_in_background(guard_app(app, config), sock):
-        await stop.wait()
-    await policy.close("success")
 
 
 async def _train(
@@ -317,83 +306,6 @@ def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
         name=f"{config.environment}-{run_folder.name}",
         config=config.model_dump(mode="json"),
     )
-
-
-@contextlib.contextmanager
-def bind_inference_socket(config: RunConfig) -> Iterator[socket.socket]:
-    """Yield the inference server's socket; a port in use fails before anything is loaded."""
-    address = urlsplit(config.openai.base_url)
-    host, port = address.hostname or "127.0.0.1", address.port or 80
-    # The explicit protocol lets asyncio recognise TCP and send small responses at once.
-    with socket.socket(proto=socket.IPPROTO_TCP) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as error:
-            raise PortInUseError(
-                f"the inference server cannot listen on {host}:{port}: {error.strerror}"
-            ) from error
-        yield sock
-
-
-def guard_app(app: ASGIApp, config: RunConfig) -> HttpGuard:
-    """Require the token in $LACHESIS_INFERENCE_TOKEN for sampling, which costs money in the cloud.
-
-    The routes that describe the server need no token.
-    """
-    host = urlsplit(config.openai.base_url).hostname or "127.0.0.1"
-    token = os.environ.get("LACHESIS_INFERENCE_TOKEN")
-    public_paths = ("/health", "/base/health", "/wandb_info", "/base/wandb_info")
-    explanation = "the inference server of a run serves its own environments only"
-    return HttpGuard(
-        app,
-        host=host,
-        token=token,
-        open_paths=public_paths,
-        max_body_bytes=MAX_REQUEST_BYTES,
-        token_hint=explanation,
-    )
-
-
-@contextlib.asynccontextmanager
-async def serve_in_background(app: ASGIApp, sock: socket.socket) -> Any:
-    """Serve `app` on `sock` during the block, without uvicorn's signal handlers."""
-    import uvicorn
-
-    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol, SignalFreeServer
-
-    server = SignalFreeServer(
-        uvicorn.Config(
-            app,
-            http=ReceiveDeadlineProtocol,
-            log_level="warning",
-            timeout_keep_alive=120,
-            timeout_graceful_shutdown=1,
-        )
-    )
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
-
-
-def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer.
-
-    Raises:
-        ModelNotFoundError: It cannot be loaded.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"the tokenizer of {name} cannot be loaded: {str(error).splitlines()[0]}"
-        ) from error
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ comparison.
     GET  /wandb_info        project and group of the run
     POST /generate          token-exact sampling, in the dialects of vLLM
                             (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
+    GET  /v1/models         the name of the model
     POST /v1/completions  /v1/chat/completions   sampling as in OpenAI's API
     POST /logprobs          log-probabilities of a given text or token ids
 """
@@ -134,6 +135,11 @@ def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig)
 
 
 def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfig) -> None:
+    @router.get("/v1/models")
+    async def models() -> Json:
+        model = {"id": config.openai.model_name, "object": "model", "owned_by": "lachesis"}
+        return {"object": "list", "data": [model]}
+
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Json:
         ids = inference.encode(body.prompt)

@@ -32,7 +32,7 @@ DISCARD_TIMEOUT_S = 5.0
 
 
 class Policy:
-    """Wrap the SDK's clients of one model; create one with `create` or `from_base_model`."""
+    """Wrap the SDK's clients of one model; create one with `create` or `for_sampling`."""
 
     def __init__(
         self,
@@ -87,15 +87,27 @@ class Policy:
         return policy
 
     @classmethod
-    async def from_base_model(cls, config: RunConfig) -> Policy:
-        """Create a policy for sampling from the base model only; it cannot be trained or saved."""
-        with _translate_sdk_errors():
+    async def for_sampling(cls, config: RunConfig, weights: str | None = None) -> Policy:
+        """Create a policy for sampling only; it cannot be trained or saved.
+
+        Args:
+            config: The configuration, which names the base model.
+            weights: The path of sampler weights; None for the base model.
+
+        Raises:
+            CheckpointError: The weights cannot be loaded.
+            ServerDownError: The server does not respond.
+        """
+        with _translate_sdk_errors(weights):
             service_client = tinker.ServiceClient()
             base_sampler = await service_client.create_sampling_client_async(
                 base_model=config.openai.model_name
             )
+            sampler = base_sampler
+            if weights:
+                sampler = await service_client.create_sampling_client_async(model_path=weights)
         policy = cls(service_client, None, config)
-        policy.base_sampler = policy.sampler = base_sampler
+        policy.base_sampler, policy.sampler = base_sampler, sampler
         return policy
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.cli.main import build_parser
+from lachesis.cli.main import build_parser, main
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_a_number_out_of_bounds_is_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], allowed: str
 ) -> None:
     with pytest.raises(SystemExit):
-        build_parser().parse_args(words)
-    message = capsys.readouterr().err.splitlines()[-1]
+        main(words)
+    message = capsys.readouterr().err.splitlines()[0]
     assert message.endswith(f"allowed: a whole number from {allowed}")
     assert repr(words[-1]) in message
 

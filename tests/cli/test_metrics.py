@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.cli import commands
-from lachesis.cli.main import build_parser
+from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 
@@ -38,7 +37,7 @@ def run(clean_environment: Path) -> str:
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run_command(*words: str) -> str:
-        assert not commands.run_command(build_parser().parse_args(["metrics", *words]))
+        assert main(["metrics", *words]) == 0
         return capsys.readouterr().out
 
     return run_command

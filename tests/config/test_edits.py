@@ -256,7 +256,7 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
         replace_limits(config, {"max_tokens": "0"})
     with pytest.raises(
         ConfigError,
-        match=r"'learning_rate' cannot be .*: limits\.max_hours, .*on_learning_failure; begin anew",
+        match=r"'learning_rate' cannot be .*: limits\.max_hours, .*, env\.total_steps; begin anew",
     ):
         replace_limits(config, {"learning_rate": "1e-4"}, hint="; begin anew")
 

@@ -21,6 +21,15 @@ UI = Literal["V1", "V2"]
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+FLAGS = ["--no-sandbox", "--disable-gpu"]
+# Animations of pages that wait would take a quarter of a core.
+NO_MOTION = """
+addEventListener("DOMContentLoaded", () => {
+    const style = document.createElement("style");
+    style.textContent = "*, ::before, ::after { animation: none !important; }";
+    document.head.append(style);
+});
+"""
 NO_CHROMIUM = "no Chromium on this machine (apt-get install chromium)"
 PATIENCE_MS = 30_000
 OPTIONAL = " (Optional)"
@@ -39,8 +48,9 @@ V1_CONFIRMATIONS = {"Cancel": "Confirm", "Suspend": "Submit", "Resume": "Submit"
 def open_page(height: int = 1000) -> Iterator[Page]:
     """A page of a browser that ends with the block."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1300, "height": height})
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1300, "height": height}, reduced_motion="reduce")
+        page.add_init_script(NO_MOTION)
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
         yield page

@@ -40,12 +40,16 @@ def installed_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment / "bin" / "lachesis"
 
 
-def test_the_demo_runs_from_the_wheel_in_an_empty_folder(
+def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
     installed_command: Path, new_home: Callable[[], Path], tmp_path: Path
 ) -> None:
+    """The demo, another run like it, what they did, and what the model answers now.
+
+    The second run starts a server in the background, because none runs.
+    """
     home = new_home()
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    env |= {"LACHESIS_HOME": str(home)}
+    env |= {"LACHESIS_HOME": str(home), "LACHESIS_NO_SERVE": "0"}
     package = installed_command.parents[1]
     files_before = _list_files(package)
 
@@ -67,9 +71,36 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_folder(
     results = run("demo", "--steps", "3")
     (shown,) = run("runs")["runs"]
     assert (shown["run_id"], shown["status"]) == (results["run_id"], "completed")
+    try:
+        _work_on(run, results["run_id"])
+    finally:
+        assert run("serve", "--stop")["stopped"]
     assert list(tmp_path.iterdir()) == []
     assert _list_files(package) == files_before, "the installed package is not written to"
     assert processes_under(home) == {}
+
+
+def _work_on(run: Callable[..., Any], first: str) -> None:
+    """Begin a run like the first one, compare both, and use what was trained."""
+    like = ("train", "--like", "@last", "--set", "learning_rate=0.0005", "--name", "slower")
+    second = run(*like, "--watch")["run_id"]
+    comparison = run("compare", first[:7], "@last")
+    assert comparison["differing"] == {
+        "tinker.learning_rate": {first: 0.0015, second: 0.0005},
+    }
+    worst = run("rollouts", first, "--worst", "3")["rollouts"]
+    assert len(worst) == 3
+    assert all(rollout["prompt"] and rollout["score"] is not None for rollout in worst)
+    assert run("ask", second, "3+4=", "--checkpoint", "base")["step"] is None
+    answer = run("ask", second, "3+4=", "-n", "2", "--temperature", "1")
+    assert (answer["step"], len(answer["answers"])) == (3, 2)
+    longer = run("resume", second, "--set", "total_steps=5", "--watch")
+    assert (longer["status"], longer["final_metrics"]["step"]) == ("completed", 5)
+    steps = [point["step"] for point in longer["held_out_curve"]]
+    assert {0, 3, 5} <= set(steps), "the result after its former last step is kept"
+    rows = {row["run_id"]: row for row in run("runs", "--sort", "steps")["runs"]}
+    assert list(rows) == [second, first]
+    assert (rows[second]["name"], rows[second]["total_steps"]) == ("slower", 5)
 
 
 def _list_files(folder: Path) -> list[Path]:

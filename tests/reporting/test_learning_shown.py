@@ -17,10 +17,12 @@ from rich.console import Console
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import show_runs, watch
 from lachesis.cli.main import main
+from lachesis.cli.show_run_list import render_runs
 from lachesis.config import run_config as run_config
 from lachesis.monitor import artifact_content
 from lachesis.monitor.judgement import refresh_health
 from lachesis.orchestration import refresh
+from lachesis.reporting.run_summary import summarize_run
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
@@ -160,12 +162,11 @@ def test_metrics_that_cannot_be_read_hide_no_other_run(
 def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:
     service = LachesisService(store.home)
     records, _ = service.list_runs_with_warning()
-    shown = {"learning": records[0].learning, "evidence": records[0].evidence, "held_out": None}
-    rows = [{**records[0].model_dump(), **shown}]
-    lines = printed(show_runs.render_runs(rows)).splitlines()
-    assert len(lines) == 3, "a head, and two lines per run"
-    assert "\x1b[31mbroken" in lines[1]
-    assert "100% of 6,400 rollouts had no usable score (ValueError" in lines[2]
+    rows = [{**summarize_run(records[0], store.dir(RUN)).to_payload(), "differing": {}}]
+    lines = printed(render_runs(rows, 1, 1)).splitlines()
+    assert len(lines) == 4, "a head, and three lines per run"
+    assert "\x1b[31mbroken" in lines[3]
+    assert "100% of 6,400 rollouts had no usable score (ValueE" in lines[3]
     for view in (
         show_runs.render_status(service.get_status(RUN).to_payload()),
         show_runs.render_results(service.get_results(RUN).to_payload()),
@@ -280,7 +281,7 @@ def test_a_run_that_stands_still_is_nowhere_green(
     assert row["stalled"].startswith("stalled in sampler since 2026-11-25T04:00")
     assert status["progress"]["eta_seconds"] is None
     for view in (
-        show_runs.render_runs([row]),
+        render_runs([row], 1, 1),
         show_runs.render_status(status),
         show_runs.render_results(service.get_results(RUN).to_payload()),
         watch._render_panel(service, stalled),

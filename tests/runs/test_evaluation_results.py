@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import os
-import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +16,11 @@ from rich.console import Console
 
 from lachesis.base.errors import StorageError
 from lachesis.cli import show_runs, watch
+from lachesis.cli.show_run_list import render_runs
 from lachesis.monitor import artifact_content
 from lachesis.monitor.learning import RunHealth
 from lachesis.reporting.html import write_report
+from lachesis.reporting.run_summary import summarize_run
 from lachesis.reporting.status import build_run_results, build_run_status
 from lachesis.runs.evaluation_results import (
     describe_evaluation_faults,
@@ -320,16 +321,8 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     )
     watched = printed(watch._render_panel(SimpleNamespace(read_metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched
-    rows = [
-        {
-            **record.model_dump(),
-            "learning": "healthy",
-            "evidence": None,
-            "held_out": {"percent_correct": 0.7, "step": 30},
-        },
-        {**record.model_dump(), "learning": "too early", "evidence": None, "held_out": None},
-    ]
-    assert re.search(r"healthy +0\.700$", printed(show_runs.render_runs(rows)), re.MULTILINE)
+    row = {**summarize_run(record, folder).to_payload(), "differing": {}}
+    assert " 0.70 (0.48–0.85)" in printed(render_runs([row], 1, 1))
 
 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
         "'learning_rate' cannot be changed when a run is resumed; allowed: limits.max_hours, "
         "limits.max_tokens, "
         "limits.max_cost_usd, limits.on_stall, limits.on_crash, limits.stall_after_s, "
-        "limits.on_learning_failure"
+        "limits.on_learning_failure, env.total_steps"
     )
     command = after.split("`")[1]
     assert command == f"lachesis train arithmetic --from {earlier}@4 --set learning_rate=VALUE"
@@ -104,6 +104,24 @@ def test_every_limit_that_is_named_as_allowed_is(
 ) -> None:
     assert refused("resume", earlier, "--set", f"limits.{limit}={value}")["code"] == "server_down"
     assert refused("resume", earlier, "--set", f"{limit}={value}")["code"] == "server_down"
+
+
+def test_a_completed_run_is_resumed_with_more_steps_only(earlier: str, refused: Refused) -> None:
+    service = LachesisService()
+    service.store.update(earlier, status="completed", total_steps=4)
+    config_file = service.store.dir(earlier).config
+    config_file.write_text(config_file.read_text().replace("total_steps: 300", "total_steps: 4"))
+    error = refused("resume", earlier)["error"]
+    command = f"`lachesis resume {earlier} --set total_steps=8`"
+    assert error.startswith(f"run {earlier} has completed its 4 steps; {command} trains on")
+    assert refused("resume", earlier, "--set", "total_steps=many")["code"] == "field_value"
+    answer = refused("resume", earlier, "--set", "total_steps=3")
+    assert "total_steps is 3, and run 0123abcd has made 4 of 4 steps" in answer["error"]
+    before = service.store.dir(earlier).config.read_text()
+    for name in ("total_steps", "env.total_steps"):
+        assert refused("resume", earlier, "--set", f"{name}=6")["code"] == "server_down"
+    assert service.store.dir(earlier).config.read_text() == before, "nothing is changed"
+    assert service.store.load(earlier).total_steps == 4
 
 
 def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from lachesis.config import run_config as run_config
 from lachesis.supervision.ports import reserve_free_ports
-from lachesis.trainer.__main__ import bind_inference_socket, serve_in_background
 from lachesis.trainer.inference_server import create_app
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.serving import bind_inference_socket, serve_in_background
 from lachesis.trainer.state import TrainerState
 from tests.patience import deadline
 

@@ -1,0 +1,93 @@
+"""Print a line when a run of the home starts or ends, for the person who watches the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+from lachesis.orchestration.submit import get_run_url
+from lachesis.reporting.run_summary import summarize_run
+from lachesis.runs.held_out import describe_share
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+
+# Seconds between two looks at the records.
+LOOK_INTERVAL_S = 2.0
+# A status for which a line is printed; a run is starting and stopping for moments only.
+TOLD_STATUSES = frozenset({"running", "completed", "failed", "stopped"})
+
+
+class RunLines:
+    """Notice when the status of a run changes, by the times at which records were written."""
+
+    def __init__(self, home: Path) -> None:
+        self.store = RunStore(home)
+        self._looked_at = 0.0
+        self._written_at: dict[str, int] = {}
+        self._statuses: dict[str, str] = {}
+        # What is there at the start is not news.
+        self.list_changes()
+
+    def print_changes(self) -> None:
+        """Print a line for each run whose status has changed since the last look.
+
+        A record that cannot be read is left out until it is written again.
+        """
+        if time.monotonic() - self._looked_at < LOOK_INTERVAL_S:
+            return
+        for record in self.list_changes():
+            now = datetime.now().strftime("%H:%M:%S")
+            print(f"{now}  {self.describe(record)}", flush=True)
+
+    def list_changes(self) -> list[RunRecord]:
+        """Return the records of the runs that have another status than at the last look."""
+        self._looked_at = time.monotonic()
+        changed = []
+        for run_id in self._find_written():
+            with contextlib.suppress(Exception):
+                record = self.store.load(run_id)
+                if self._statuses.get(run_id) != record.status:
+                    self._statuses[run_id] = record.status
+                    if record.status in TOLD_STATUSES:
+                        changed.append(record)
+        return changed
+
+    def _find_written(self) -> list[str]:
+        """Return the runs whose record was written since the last look."""
+        written = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.store.root):
+                with contextlib.suppress(OSError):
+                    time_ns = (Path(entry) / "run.json").stat().st_mtime_ns
+                    if self._written_at.get(entry.name) != time_ns:
+                        self._written_at[entry.name] = time_ns
+                        written.append(entry.name)
+        return written
+
+    def describe(self, record: RunRecord) -> str:
+        """Return what has happened to a run, and where to look."""
+        name = f"run {record.run_id} ({record.name or record.environment})"
+        match record.status:
+            case "running":
+                return f"{name} trains: {get_run_url(record) or 'lachesis watch ' + record.run_id}"
+            case "completed":
+                return f"{name} has completed{self._describe_results(record)}"
+            case "failed":
+                cause = (record.error or "").strip().split("\n")[0]
+                return f"{name} has failed: {cause}; `lachesis logs {record.run_id}`"
+            case _:
+                reason = f": {record.stop_reason}" if record.stop_reason else ""
+                return f"{name} was stopped{reason}; `lachesis resume {record.run_id}` continues"
+
+    def _describe_results(self, record: RunRecord) -> str:
+        summary = summarize_run(record, self.store.dir(record.run_id))
+        parts = []
+        if summary.reward and None not in summary.reward.values():
+            parts.append(f"reward {summary.reward['first']:.3f} → {summary.reward['last']:.3f}")
+        if point := summary.held_out:
+            share = describe_share(point.percent_correct, point.low, point.high)
+            parts.append(f"held out {share}")
+        return f": {', '.join(parts)}" if parts else ""

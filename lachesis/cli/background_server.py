@@ -1,0 +1,57 @@
+"""Start the Prefect server and the runner for a command that needs them and finds none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from lachesis.base.errors import ServerDownError
+from lachesis.cli import console
+from lachesis.orchestration import server
+from lachesis.service import LachesisService
+
+T = TypeVar("T")
+
+
+def check_with_server(
+    args: argparse.Namespace, service: LachesisService, check: Callable[[], T]
+) -> T:
+    """Return what `check` returns; start a server if that is all that it lacks.
+
+    What is refused for another reason is refused before a server is started.
+
+    Args:
+        args: The arguments of the command, with `no_serve`.
+        service: The service of this home.
+        check: Checks everything that the command needs, a server last.
+
+    Raises:
+        ServerDownError: No server runs here, and --no-serve forbids to start one.
+        LachesisError: What `check` has raised.
+    """
+    try:
+        checked = check()
+        server.require_server(service.store.home)
+    except ServerDownError:
+        if args.no_serve or not _can_start():
+            raise
+    else:
+        return checked
+    console.print_note(
+        "no Prefect server runs here; starting one and a runner in the background (about 10 s; the "
+        "first time 20 s)"
+    )
+    server_info = server.start_background_server()
+    console.print_note(
+        f"Prefect pages: {server_info.get('ui_url')}; `lachesis serve --stop` ends both"
+    )
+    return check()
+
+
+def _can_start() -> bool:
+    """Return whether a server is ours to start: no launcher of this home runs, and no variable
+    names a server that somebody else keeps.
+    """
+    return server.find_running_server() is None and not os.environ.get("PREFECT_API_URL")

@@ -1,0 +1,92 @@
+"""Declare arguments that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+from lachesis.base.number_types import NUM_STEPS, SEED
+
+DEFAULT_PROFILE = os.environ.get("LACHESIS_PROFILE", "embedded")
+ENVIRONMENT_HELP = "a name from `lachesis envs`, a file, or a launch file RUN.yaml"
+MODEL_HELP = (
+    "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was pretrained "
+    "on the environment)"
+)
+CHECKPOINT_HELP = "last (default), best (by held-out result, else by mean reward), or a step"
+RUN_HELP = "the run: its id, a beginning of it, or @last for the newest"
+# Adds a command: its name, its help text, and an example.
+AddCommand = Callable[..., argparse.ArgumentParser]
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run."""
+    command.add_argument("run", help=RUN_HELP)
+
+
+def add_runs(command: argparse.ArgumentParser, *, minimum: int) -> None:
+    """Add the argument that names several runs."""
+    nargs = "+" if minimum == 1 else "*"
+    command.add_argument("runs", nargs=nargs, metavar="RUN", help=RUN_HELP)
+
+
+def add_profile_option(command: argparse.ArgumentParser) -> None:
+    """Add the option that says where training happens."""
+    command.add_argument(
+        "--profile",
+        default=DEFAULT_PROFILE,
+        help="embedded, tinker or custom (default: %(default)s)",
+    )
+
+
+def add_launch_options(command: argparse.ArgumentParser) -> None:
+    """Add the options that say what is trained and how."""
+    add_edit_options(command)
+    command.add_argument(
+        "--profile",
+        help=f"embedded, tinker or custom (default: that of --like or of the file, else "
+        f"{DEFAULT_PROFILE})",
+    )
+    command.add_argument(
+        "--steps", type=NUM_STEPS, help="training steps (default: the profile's number)"
+    )
+    command.add_argument("--model", help=MODEL_HELP)
+    command.add_argument("--name", help="a name for the run, which lists and its page show")
+    command.add_argument("--note", help="what you want to remember about the run")
+    command.add_argument(
+        "--tag", action="append", default=[], help="a word to find the run by; may be repeated"
+    )
+    command.add_argument("--seed", type=SEED, help="for the same run again, or for another one")
+    command.add_argument(
+        "--require-validation",
+        action="store_true",
+        help="refuse unless a recent `lachesis test` found the environment learnable",
+    )
+
+
+def add_edit_options(command: argparse.ArgumentParser, metavar: str = "FIELD=VALUE") -> None:
+    """Add the option that sets fields of the configuration."""
+    command.add_argument(
+        "--set", action="append", default=[], metavar=metavar, dest="edits", help="may be repeated"
+    )
+
+
+def add_watch_option(command: argparse.ArgumentParser) -> None:
+    """Add the option that shows the progress."""
+    command.add_argument(
+        "--watch",
+        action="store_true",
+        help="show progress until the run ends; Ctrl-C leaves it running",
+    )
+
+
+def add_serve_option(command: argparse.ArgumentParser) -> None:
+    """Add the option that starts no server."""
+    command.add_argument(
+        "--no-serve",
+        action="store_true",
+        default=os.environ.get("LACHESIS_NO_SERVE", "") not in ("", "0"),
+        help="fail if no Prefect server runs here, instead of starting one in the background; "
+        "also $LACHESIS_NO_SERVE=1",
+    )

@@ -1,0 +1,261 @@
+"""Declare the arguments of the commands that come before a run, and of those that start one."""
+
+from __future__ import annotations
+
+import argparse
+
+from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_STEPS, PORT, SEED
+from lachesis.cli.options.common import (
+    ENVIRONMENT_HELP,
+    AddCommand,
+    add_edit_options,
+    add_launch_options,
+    add_profile_option,
+    add_serve_option,
+    add_watch_option,
+)
+
+
+def add_first_commands(add_command: AddCommand) -> None:
+    """Add what a user needs before the first run."""
+    demo = add_command(
+        "demo",
+        "Build a tiny model, train it on sums, and compare it before and after.",
+        "lachesis demo --steps 20",
+    )
+    demo.add_argument("--seed", type=SEED, default=0)
+    demo.add_argument("--steps", type=NUM_STEPS, help="training steps (default: the profile's)")
+    _add_serve(add_command)
+    doctor = add_command(
+        "doctor",
+        "Check this machine, say how to get what is missing, and find leftovers of dead runs.",
+        "lachesis doctor --fix",
+    )
+    doctor.add_argument(
+        "--fix",
+        action="store_true",
+        help="clean up after dead runs: processes, files, Tinker sessions",
+    )
+
+
+def _add_serve(add_command: AddCommand) -> None:
+    serve = add_command(
+        "serve",
+        "Start the Prefect server and the runner here; Ctrl-C ends both.",
+        "lachesis serve",
+    )
+    serve.add_argument(
+        "--port", type=PORT, help="port of the Prefect server (default: 4200, or a free one)"
+    )
+    serve.add_argument(
+        "--stop",
+        action="store_true",
+        help="end the server and the runner, also those that `lachesis train` has started",
+    )
+
+
+def add_environment_commands(add_command: AddCommand) -> None:
+    """Add the commands about environments and models."""
+    envs = add_command(
+        "envs", "List environments; with a name, show its fields.", "lachesis envs arithmetic"
+    )
+    envs.add_argument("name", nargs="?", help="a name from the list, or a file")
+    add_profile_option(envs)
+    _add_env(
+        add_command(
+            "env", "Create an environment of your own, or check one.", "lachesis env new my_task"
+        )
+    )
+    _add_test(
+        add_command(
+            "test",
+            "Test an environment before training: let models answer a few of its items.",
+            "lachesis test arithmetic --steps 3",
+        )
+    )
+    _add_model(
+        add_command(
+            "model",
+            "Build a tiny model that learns on a laptop.",
+            "lachesis model build --for arithmetic",
+        )
+    )
+
+
+def add_start_commands(add_command: AddCommand) -> None:
+    """Add the commands that start or schedule a run."""
+    _add_train(
+        add_command(
+            "train",
+            "Start a run on an environment.",
+            "lachesis train arithmetic --set learning_rate=0.001 --watch",
+        )
+    )
+    _add_config(
+        add_command(
+            "config",
+            "Write a launch file: every field with its meaning, its default and what is allowed.",
+            "lachesis config arithmetic > RUN.yaml",
+        )
+    )
+    _add_resume(
+        add_command(
+            "resume",
+            "Resume an ended run from its newest checkpoint, or from the beginning if it has none; "
+            "a completed one with more steps.",
+            "lachesis resume @last --set total_steps=200 --watch",
+        )
+    )
+    _add_schedule(
+        add_command(
+            "schedule",
+            "Start a training again and again, by a cron line.",
+            "lachesis schedule arithmetic --cron '0 2 * * *'",
+        )
+    )
+    add_command("schedules", "List the schedules of trainings.", "lachesis schedules")
+    unschedule = add_command(
+        "unschedule", "Remove a schedule; its runs go on.", "lachesis unschedule NAME"
+    )
+    unschedule.add_argument("schedule", help="a name from `lachesis schedules`")
+
+
+def _add_env(command: argparse.ArgumentParser) -> None:
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    new = actions.add_parser("new", help="create a working file, for you to change")
+    new.add_argument("name", help="lower-case letters, digits and _")
+    new.add_argument("--to", metavar="DIR", default=".", help="default: this folder")
+    check = actions.add_parser(
+        "check",
+        help="check everything that needs no training, in half a minute and without a server",
+    )
+    check.add_argument("environment", help="a file, or a name from `lachesis envs`")
+    check.add_argument("--model", help="folder of the model (default: the tiny model)")
+    add_edit_options(check)
+    install = actions.add_parser(
+        "install",
+        help="install the requirements in the file's header (PEP 723) in a folder of their own",
+    )
+    install.add_argument("environment", help="a file, or a name from `lachesis envs`")
+    for action in (new, check, install):
+        action.add_argument("--json", action="store_true", help="print JSON for a program")
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["build"])
+    for_help = "environment whose examples to pretrain on, instead of sums; may be repeated"
+    command.add_argument(
+        "--for",
+        action="append",
+        default=[],
+        metavar="ENVIRONMENT",
+        dest="environments",
+        help=for_help,
+    )
+    command.add_argument(
+        "--share",
+        type=float,
+        default=0.3,
+        help="share of those examples that are correct (default: %(default)s)",
+    )
+    command.add_argument(
+        "--steps", type=NUM_STEPS, default=900, help="pretraining steps (default: %(default)s)"
+    )
+    add_edit_options(command)
+
+
+def _add_train(command: argparse.ArgumentParser) -> None:
+    command.add_argument("environment", nargs="?", help=ENVIRONMENT_HELP)
+    command.add_argument(
+        "--like", metavar="RUN", help="begin with the environment, model and settings of that run"
+    )
+    command.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        metavar="ENVIRONMENT[=WEIGHT]",
+        dest="others",
+        help="another environment for the same run, with its weight relative to the first one's 1; "
+        "may be repeated",
+    )
+    add_launch_options(command)
+    command.add_argument(
+        "--from",
+        metavar="RUN[@STEP|@best]",
+        dest="start_from",
+        help="start with the weights of that checkpoint",
+    )
+    command.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the configuration, the processes and the forecast; start nothing",
+    )
+    add_serve_option(command)
+    add_watch_option(command)
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("environment", nargs="?", help="a name from `lachesis envs`, or a file")
+    command.add_argument("--like", metavar="RUN", help="write the settings of that run")
+    command.add_argument(
+        "--schema",
+        action="store_true",
+        help="write the JSON schema of launch files instead, for editors",
+    )
+    add_launch_options(command)
+
+
+def _add_resume(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", help="the run; one that has not ended is returned unchanged")
+    add_edit_options(command, "total_steps=N|limits.FIELD=VALUE")
+    add_serve_option(command)
+    add_watch_option(command)
+
+
+def _add_schedule(command: argparse.ArgumentParser) -> None:
+    command.add_argument("environment", help="a name from `lachesis envs`, or a file")
+    command.add_argument(
+        "--cron",
+        required=True,
+        metavar="LINE",
+        help="minute, hour, day, month and day of the week, as in '0 2 * * *'",
+    )
+    command.add_argument(
+        "--timezone", default="UTC", metavar="NAME", help="as in Europe/Berlin (default: UTC)"
+    )
+    command.add_argument(
+        "--from",
+        dest="start_from",
+        metavar="last|best|RUN",
+        help="checkpoint that each run starts from: the last or the best one of the schedule's "
+        "run before it, or that of a run",
+    )
+    add_launch_options(command)
+
+
+def _add_test(command: argparse.ArgumentParser) -> None:
+    command.add_argument("environment", help="a name from `lachesis envs`, or a file")
+    model_help = (
+        "on the embedded profile as for `train`: a Hugging Face name, a folder or tiny; else a "
+        "folder, or a name at the endpoint"
+    )
+    command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
+    endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
+    command.add_argument("--endpoint-model", action="append", metavar="NAME", help=endpoint_help)
+    command.add_argument(
+        "--steps", type=NUM_GROUPS, default=3, help="groups per model (default: %(default)s)"
+    )
+    command.add_argument(
+        "--group-size",
+        type=GROUP_SIZE,
+        default=16,
+        help="completions per item (default: %(default)s)",
+    )
+    command.add_argument(
+        "--prompt",
+        action="append",
+        help="a prompt of your own, instead of the environment's items; may be repeated",
+    )
+    add_edit_options(command)
+    add_profile_option(command)
+    add_serve_option(command)

@@ -1,0 +1,107 @@
+"""Show what `lachesis train` would start, for --dry-run; nothing is written."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.json_text import Json
+from lachesis.base.secrets import redact
+from lachesis.cli.console import make_pairs_table, make_table, print_answer
+from lachesis.cli.show_tests import format_forecast
+from lachesis.config.profiles import PROFILES, list_missing_keys
+from lachesis.orchestration import server
+from lachesis.orchestration.launch_inputs import LaunchRequest, find_model_problem
+from lachesis.orchestration.resolved_launch import make_run_record, resolve_launch
+from lachesis.reporting.run_summary import get_model_name
+from lachesis.service import LachesisService
+from lachesis.supervision.plan import make_training_plan
+
+if TYPE_CHECKING:
+    from lachesis.runs.run_record import RunRecord
+    from lachesis.supervision.plan import ServicePlan
+
+
+def show_preview(
+    args: argparse.Namespace, service: LachesisService, request: LaunchRequest
+) -> None:
+    """Print the configuration, the processes and the forecast of a launch.
+
+    Raises:
+        LachesisError: The launch cannot start with these values.
+    """
+    launch = resolve_launch(request, service.store, service.schema_timeout_s)
+    record = make_run_record(launch, "RUN_ID", service.tests)
+    plan = make_training_plan(record, service.store.dir(record.run_id), launch.config)
+    # A problem is shown and not raised: the rest of the preview helps to mend it.
+    missing_keys = list_missing_keys(request.profile, server.read_key_names())
+    problem = find_model_problem(request, launch.config, service.store.home)
+    if missing_keys:
+        problem = f"{', '.join(missing_keys)} is not in the environment of `lachesis serve`"
+    answer = {
+        "environment": record.environment,
+        "model": record.base_model,
+        "profile": record.profile,
+        "total_steps": record.total_steps,
+        "batch_size": record.batch_size,
+        "set_fields": record.set_fields,
+        "problem": problem,
+        "forecast": record.forecast,
+        "prices": launch.config.tinker.model_dump(mode="json")["prices"],
+        "services": [
+            {"name": spec.name, "port": spec.port, "command": spec.argv} for spec in plan.services
+        ],
+        "config_yaml": redact(plan.config.to_yaml()),
+    }
+    print_answer(args, answer, _render_preview(answer, record, plan))
+
+
+def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> RenderableType:
+    set_fields = ", ".join(f"{name}={value}" for name, value in record.set_fields.items())
+    problem = answer["problem"]
+    facts = make_pairs_table(
+        [
+            ("environment", record.environment),
+            ("model", get_model_name(record)),
+            ("profile", record.profile),
+            ("steps", f"{record.total_steps} of {record.batch_size} rollouts each"),
+            ("begins with", record.forked_from),
+            ("set", set_fields),
+            ("forecast", _describe_forecast(answer)),
+            ("price", _describe_price(answer)),
+            ("problem", Text(problem, style="red") if problem else None),
+        ]
+    )
+    services = make_table("process", "port", "what it runs")
+    for spec in plan.services:
+        module = next((word for word in spec.argv if word.startswith("lachesis.")), spec.argv[0])
+        services.add_row(spec.name, "" if spec.port is None else str(spec.port), module)
+    return Group(
+        Text("Nothing was started; this would be.\n", style="dim"),
+        facts,
+        Text(),
+        services,
+        Text("\nconfiguration", style="bold"),
+        Text(answer["config_yaml"].rstrip(), no_wrap=True, overflow="fold"),
+    )
+
+
+def _describe_forecast(answer: Json) -> str:
+    if answer["forecast"]:
+        return f"{format_forecast(answer['forecast'])} ({answer['forecast']['basis']})"
+    return f"none yet; `lachesis test {answer['environment']}` measures what one needs"
+
+
+def _describe_price(answer: Json) -> str | None:
+    prices = answer["prices"]
+    if prices:
+        return (
+            f"{prices['prefill']:g} US dollars per million prompt tokens, {prices['sample']:g} per "
+            f"million sampled, {prices['train']:g} per million trained ({prices['dated']})"
+        )
+    if PROFILES[answer["profile"]].is_paid:
+        return "not known for this model"
+    return None

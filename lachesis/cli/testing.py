@@ -1,0 +1,66 @@
+"""Run `lachesis test`: start an inference test of an environment, and wait for its result."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from lachesis.base.errors import ModelNotFoundError
+from lachesis.catalog.describe import register_environment
+from lachesis.cli import console, show_tests
+from lachesis.cli.background_server import check_with_server
+from lachesis.cli.console import print_answer
+from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
+from lachesis.cli.train import prepare_model
+from lachesis.config.edits import parse_assignment
+from lachesis.service import LachesisService, LaunchRequest
+from lachesis.validation.inference_tests import InferenceTest, TestOptions
+
+
+def handle_test(args: argparse.Namespace) -> int:
+    """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
+    service = LachesisService()
+    prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
+    options = TestOptions(
+        num_steps=args.steps,
+        group_size=args.group_size,
+        models=list_tested_models(args),
+        prompts=args.prompt,
+        **prompt_options,
+    )
+    launch = LaunchRequest(
+        register_environment(args.environment),
+        args.profile,
+        tuple(parse_assignment(text) for text in args.edits),
+        find_trained_model(args),
+        by_owner=True,
+    )
+    try:
+        resolved = check_with_server(args, service, lambda: service.check_test(launch, options))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{error}; a model at an endpoint is named with --endpoint-model NAME"
+        ) from error
+    prepare_model(args, service, resolved.launch)
+    test = _wait_for_test(args, service, service.start_test(resolved, options))
+    print_answer(
+        args,
+        test.model_dump(mode="json"),
+        show_tests.render_test(test, format_train_command(args)),
+    )
+    if (test.result or {}).get("summary", {}).get("environment_working"):
+        return 0
+    return 1
+
+
+def _wait_for_test(
+    args: argparse.Namespace, service: LachesisService, test: InferenceTest
+) -> InferenceTest:
+    """Show the progress of a test until it has ended, and return it."""
+    console.print_note(f"test {test.test_id}: {service.tests.dir(test.test_id)}")
+    num_groups = test.request.num_steps * len(test.request.models)
+    with console.show_progress_bar("groups", quiet=args.json) as advance:
+        while not (test := service.get_test(test.test_id)).has_ended:
+            advance(service.tests.count_finished_groups(test), num_groups)
+            time.sleep(0.5)
+    return test

@@ -1,0 +1,77 @@
+"""Run `lachesis train` and `lachesis resume`: check a launch, start the run, and watch it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from lachesis.cli import console, show_runs, watch
+from lachesis.cli.background_server import check_with_server
+from lachesis.cli.console import print_answer
+from lachesis.cli.launch_options import read_launch_request
+from lachesis.cli.preview import show_preview
+from lachesis.config.edits import parse_assignment
+from lachesis.orchestration import submit
+from lachesis.orchestration.launch_inputs import describe_default_model
+from lachesis.orchestration.resolved_launch import ResolvedLaunch
+from lachesis.runs.checkpoints import Checkpoints
+from lachesis.runs.run_record import RunRecord
+from lachesis.service import LachesisService
+
+
+def handle_train(args: argparse.Namespace) -> int:
+    """Check a launch, start the run, and watch it if that was asked for."""
+    service = LachesisService()
+    launch = replace(read_launch_request(args, service), by_owner=True)
+    if args.dry_run:
+        show_preview(args, service, launch)
+        return 0
+    resolved = check_with_server(args, service, lambda: service.check(launch))
+    prepare_model(args, service, resolved)
+    return _follow_run(args, service, service.start(resolved))
+
+
+def prepare_model(
+    args: argparse.Namespace, service: LachesisService, launch: ResolvedLaunch
+) -> None:
+    """Build the tiny model if the launch needs it, and show the progress."""
+    config = launch.config
+    if model_note := describe_default_model(launch.request, config.openai.model_name):
+        console.print_note(model_note)
+    with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
+        service.build_tiny_model(config, advance)
+
+
+def handle_resume(args: argparse.Namespace) -> int:
+    """Continue an ended run, with new limits or more steps if there are any."""
+    service = LachesisService()
+    if not service.get_run(args.run).has_ended:
+        console.print_note(f"run {args.run} has not ended, so nothing was started")
+    changes = dict(parse_assignment(text) for text in args.edits)
+    record = check_with_server(args, service, lambda: service.resume(args.run, changes))
+    return _follow_run(args, service, record)
+
+
+def _follow_run(args: argparse.Namespace, service: LachesisService, record: RunRecord) -> int:
+    """Show that the run was started; with --watch, show its progress until it ends."""
+    if args.watch:
+        with watch.explain_interrupt([record.run_id]):
+            record = watch.watch_until_end(service, record.run_id, quiet=args.json)
+        answer = service.get_results(record.run_id).to_payload()
+        print_answer(args, answer, show_runs.render_results(answer))
+        if record.status == "completed":
+            return 0
+        return 1
+    newest_checkpoint = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
+    answer = {
+        "run_id": record.run_id,
+        "status": record.status,
+        "environment": record.environment,
+        "model": record.base_model,
+        "begins_with": record.forked_from
+        or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
+        "config_path": str(service.store.dir(record.run_id).config),
+        "ui_url": submit.get_run_url(record),
+    }
+    print_answer(args, answer, show_runs.render_started(answer))
+    return 0

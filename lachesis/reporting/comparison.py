@@ -1,0 +1,180 @@
+"""Compare runs: the settings that differ, rewards, held-out results, and which run is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lachesis.base.files import storage_errors, write_private
+from lachesis.base.json_text import Json
+from lachesis.reporting.charts import draw_compared_curves
+from lachesis.reporting.run_summary import (
+    RunSummary,
+    find_differing_settings,
+    summarize_run,
+)
+from lachesis.reporting.templates import render_svg, render_template
+from lachesis.runs.evaluation_results import build_run_curve
+from lachesis.runs.held_out import HeldOutPoint, describe_point
+from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from lachesis.runs.run_record import RunRecord
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """Hold one of the compared runs with its curves."""
+
+    summary: RunSummary
+    steps: list[Step]
+    curve: list[HeldOutPoint]
+
+    @property
+    def record(self) -> RunRecord:
+        return self.summary.record
+
+    @property
+    def held_out(self) -> HeldOutPoint | None:
+        """Return the newest held-out result of trained weights."""
+        if self.curve and self.curve[-1].step > 0:
+            return self.curve[-1]
+        return None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Hold the compared runs in the order in which they were named."""
+
+    runs: list[ComparedRun]
+
+    @property
+    def differing(self) -> dict[str, str]:
+        """Return the settings that differ; see `find_differing_settings`."""
+        return find_differing_settings([run.summary for run in self.runs])
+
+    def to_payload(self) -> Json:
+        """Return the comparison as JSON: `runs`, `differing` settings by run, and the `verdict`."""
+        return {
+            "runs": [
+                {
+                    **run.summary.to_payload(),
+                    "held_out_curve": [point.model_dump() for point in run.curve],
+                }
+                for run in self.runs
+            ],
+            "differing": {
+                key: {run.record.run_id: run.summary.settings.get(key) for run in self.runs}
+                for key in self.differing.values()
+            },
+            "verdict": find_best_run(self.runs),
+        }
+
+
+def compare_runs(store: RunStore, records: Sequence[RunRecord]) -> Comparison:
+    """Return the comparison of these runs.
+
+    Raises:
+        StorageError: The metrics of a run cannot be read.
+    """
+    compared = []
+    for record in records:
+        run_dir = store.dir(record.run_id)
+        with storage_errors(run_dir.metrics):
+            steps = MetricsFile(run_dir.metrics).read()
+        curve = build_run_curve(record, run_dir, steps)
+        compared.append(ComparedRun(summarize_run(record, run_dir), steps, curve))
+    return Comparison(compared)
+
+
+def find_best_run(runs: Sequence[ComparedRun]) -> str:
+    """Return a sentence that says which run has the best held-out result, if that can be told.
+
+    A run is called best only if the lower end of its 95 % interval is above the upper ends of all
+    others. Rewards are no measure: they are of the items that a run was trained on.
+    """
+    if len({run.record.environment for run in runs}) > 1:
+        return "the runs are on different environments, so their results cannot be compared"
+    evaluated = [(run, run.held_out) for run in runs if run.held_out is not None]
+    if len(evaluated) < 2:
+        return (
+            f"{len(evaluated)} of {len(runs)} runs have a held-out result of trained weights, so "
+            "none can be called best"
+        )
+    # Ties are broken by the order in which the runs were named.
+    evaluated.sort(key=lambda pair: -(pair[1].percent_correct if pair[1] else 0))
+    (best, point), *others = evaluated
+    if point is None:
+        return "no run has a held-out result"
+    name = f"{best.record.run_id} has the highest held-out result, {describe_point(point)}"
+    rivals = [run.record.run_id for run, other in others if not _is_below(other, point)]
+    if rivals:
+        return (
+            f"{name}; its interval overlaps with that of {', '.join(rivals)}, so these items "
+            "cannot tell which is better"
+        )
+    missing = len(runs) - len(evaluated)
+    without = f" ({missing} without a result)" if missing else ""
+    return f"{name}; its interval lies above those of all others{without}"
+
+
+def _is_below(point: HeldOutPoint | None, best: HeldOutPoint) -> bool:
+    """Return whether the interval of a result lies below that of the best one."""
+    if point is None or point.high is None or best.low is None:
+        return False
+    return point.high < best.low
+
+
+def write_comparison(comparison: Comparison, rows: Sequence[Sequence[Any]], file: Path) -> None:
+    """Write a page with the table and the curves of the compared runs.
+
+    Args:
+        comparison: The runs.
+        rows: The table: a row has a name and a text for each run.
+        file: The HTML file to write.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    figures = [
+        (title, render_svg(draw_compared_curves(series, label)))
+        for title, label, series in (
+            ("Reward", "reward/mean", _list_rewards(comparison)),
+            ("Held out", "share correct", _list_held_out(comparison)),
+        )
+        if series
+    ]
+    page = render_template(
+        "comparison.html.j2",
+        runs=[run.record for run in comparison.runs],
+        rows=rows,
+        verdict=find_best_run(comparison.runs),
+        drawings=figures,
+    )
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_private(file, page)
+
+
+def _list_rewards(comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
+    """Return the mean reward of each step by run, for runs that have steps."""
+    curves = {
+        run.record.title: [
+            (step["step"], step["reward/mean"])
+            for step in run.steps
+            if step.get("reward/mean") is not None
+        ]
+        for run in comparison.runs
+    }
+    return {title: curve for title, curve in curves.items() if curve}
+
+
+def _list_held_out(comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
+    curves = {
+        run.record.title: [(point.step, point.percent_correct) for point in run.curve]
+        for run in comparison.runs
+    }
+    return {title: curve for title, curve in curves.items() if curve}

@@ -1,0 +1,199 @@
+"""Runs as a person sees them: the list, a comparison, what is written on them, and removing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.cli.main import main
+from lachesis.config.run_config import resolve_run_config
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.store import RunStore
+from tests.records import make_record
+
+SLOW, FAST, OTHER = "aaaa0001", "bbbb0002", "cccc0003"
+
+
+def make_run(
+    store: RunStore, run_id: str, learning_rate: float, rewards: list[float], **changes: Any
+) -> None:
+    """Create a run with a configuration and a line of metrics per reward."""
+    edits = {"tinker": {"learning_rate": learning_rate, "seed": changes.get("seed", 0)}}
+    config = resolve_run_config("sums", "embedded", edits, model="m")
+    values = {"environment": "sums", "status": "completed", "total_steps": len(rewards) or 5}
+    run_dir = store.create(make_record(run_id=run_id, **{**values, **changes}), config.to_yaml())
+    for step, reward in enumerate(rewards, 1):
+        MetricsFile(run_dir.metrics).append(step, {"reward/mean": reward})
+
+
+def add_held_out(store: RunStore, run_id: str, share: float, items: int) -> None:
+    metrics = {"eval/step": 4, "eval/percent_correct": share, "eval/items": items}
+    MetricsFile(store.dir(run_id).metrics).add_evaluation(metrics)
+
+
+@pytest.fixture
+def store(clean_environment: Path) -> RunStore:
+    """Two runs on `sums` that differ in the learning rate, and a running one on `words`."""
+    store = RunStore(clean_environment)
+    make_run(store, SLOW, 1e-4, [0.1, 0.1, 0.2, 0.2], created_at="2026-01-01T00:00:00+00:00")
+    make_run(
+        store, FAST, 1e-3, [0.1, 0.3, 0.8, 0.9], created_at="2026-01-02T00:00:00+00:00", seed=7
+    )
+    make_run(store, OTHER, 1e-3, [], environment="words", created_at="2026-01-03T00:00:00+00:00")
+    store.update(OTHER, status="failed")
+    return store
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    def run_command(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run_command
+
+
+def test_the_list_has_progress_rewards_and_what_differs(
+    store: RunStore, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row["run_id"]: row for row in answer("runs", "--env", "sums")["runs"]}
+    assert rows[FAST]["reward"] == {"first": 0.2, "last": 0.85}
+    assert (rows[FAST]["step"], rows[FAST]["total_steps"]) == (4, 4)
+    assert rows[SLOW]["differing"] == {"learning_rate": 0.0001, "seed": 0}
+    assert main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "learning_rate=0.0001 seed=0" in shown
+    assert "0.200 → 0.850" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "run_ids"),
+    [
+        ([], [OTHER, FAST, SLOW]),
+        (["--env", "sums"], [FAST, SLOW]),
+        (["--status", "failed"], [OTHER]),
+        (["--tag", "sweep"], [SLOW]),
+        (["--sort", "reward"], [FAST, SLOW, OTHER]),
+        (["--sort", "held-out"], [SLOW, OTHER, FAST]),
+        (["--limit", "1"], [OTHER]),
+        (["--tag", "none"], []),
+    ],
+)
+def test_the_list_is_filtered_and_sorted(
+    store: RunStore, answer: Callable[..., Any], words: list[str], run_ids: list[str]
+) -> None:
+    answer("edit", SLOW, "--tag", "sweep")
+    add_held_out(store, SLOW, 0.5, 20)
+    found = answer("runs", *words)
+    assert [row["run_id"] for row in found["runs"]] == run_ids
+    assert found["total"] == 3
+
+
+def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any]) -> None:
+    assert "allowed: pending, starting" in answer("runs", "--status", "done", code=1)["error"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ((0.2, 0.9), f"{FAST} has the highest held-out result, 0.900"),
+        ((0.5, 0.6), "so these items cannot tell which is better"),
+        ((0.5, None), "1 of 2 runs have a held-out result of trained weights"),
+    ],
+)
+def test_the_best_run_is_named_only_if_the_intervals_are_apart(
+    store: RunStore,
+    answer: Callable[..., Any],
+    shares: tuple[float, float | None],
+    verdict: str,
+) -> None:
+    for run_id, share in zip((SLOW, FAST), shares, strict=True):
+        if share is not None:
+            add_held_out(store, run_id, share, 40)
+    found = answer("compare", "aa", "bb")
+    assert verdict in found["verdict"]
+    assert found["differing"]["tinker.learning_rate"] == {SLOW: 0.0001, FAST: 0.001}
+
+
+def test_runs_on_different_environments_are_not_ranked(
+    store: RunStore, answer: Callable[..., Any]
+) -> None:
+    assert "cannot be compared" in answer("compare", SLOW, OTHER)["verdict"]
+    assert "name two or more" in answer("compare", SLOW, code=1)["error"]
+
+
+def test_a_comparison_is_a_page_with_curves(
+    store: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.update(SLOW, note="<b>slow</b>")
+    page = tmp_path / "pages" / "comparison.html"
+    assert main(["compare", SLOW, FAST, "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "▁" in shown
+    assert "learning_rate" in shown
+    content = page.read_text()
+    assert content.count("<svg") == 1, "rewards, and no held-out results"
+    assert "&lt;b&gt;slow&lt;/b&gt;" in content
+    assert "0.0001" in content
+
+
+def test_what_a_person_writes_on_a_run(store: RunStore, answer: Callable[..., Any]) -> None:
+    answer("edit", SLOW, "--name", "first try", "--note", "too slow", "--tag", "b", "--tag", "a")
+    record = store.load(SLOW)
+    assert (record.name, record.note, record.tags) == ("first try", "too slow", ["a", "b"])
+    changed = answer("edit", SLOW, "--name", "", "--untag", "a")
+    assert changed == {"run_id": SLOW, "name": None, "note": "too slow", "tags": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "nothing to change"),
+        (["--name", "x" * 61], "at most 60 characters"),
+        (["--tag", "two words"], "the tag 'two words' cannot be used; allowed:"),
+        (["--note", "\x1b[31mred"], "cannot be used; allowed:"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    store: RunStore, answer: Callable[..., Any], words: list[str], message: str
+) -> None:
+    before = store.load(SLOW)
+    assert message in answer("edit", SLOW, *words, code=1)["error"]
+    assert store.load(SLOW) == before
+
+
+def test_ended_runs_are_removed(store: RunStore, answer: Callable[..., Any]) -> None:
+    """And nothing is, if one of them is alive."""
+    with store.dir(FAST).hold_alive_lock():
+        assert "still being ended" in answer("rm", SLOW, FAST, "--yes", code=1)["error"]
+    assert store.dir(SLOW).path.is_dir()
+    assert "is not a terminal" in answer("rm", SLOW, code=1)["error"]
+    assert answer("rm", SLOW, FAST, "-y")["removed"] == [SLOW, FAST]
+    assert not store.dir(SLOW).path.exists()
+    assert [record.run_id for record in store.all()] == [OTHER]
+
+
+def test_a_removal_asks(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for reply, code in (("n", 1), ("", 1), ("y", 0)):
+        monkeypatch.setattr("builtins.input", lambda question, reply=reply: reply)
+        assert main(["rm", SLOW]) == code
+    assert not store.dir(SLOW).path.exists()
+
+
+def test_runs_that_have_ended_are_shown_once(
+    store: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", SLOW, FAST]) == 0
+    shown = capsys.readouterr().out
+    assert f"{SLOW}  " in shown
+    assert f"run {FAST} is completed" in shown
+    assert main(["watch"]) == 1
+    assert "no run is under way" in capsys.readouterr().err
