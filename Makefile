@@ -57,6 +57,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/chain.py
 	$(BIN)/python bench/launch.py
 	$(BIN)/python bench/rollouts.py
+	$(BIN)/python bench/first_minutes.py --wheel
 	$(BIN)/python bench/agents.py
 	$(BIN)/python bench/validation.py
 	$(BIN)/python bench/monitor.py

@@ -2,7 +2,10 @@
 
 All have the same model, adapter, batch and learning rate.
 
-python bench/chain.py [--seeds 0 1 2] [--trl PYTHON]
+python bench/chain.py [--seeds 0 1 2] [--trl PYTHON] [--large-steps 12]
+
+A second table has the seconds of a step of a Qwen3 of 48 million parameters with random weights, on
+the same prompts and as many answers of as many tokens.
 
 Ours is a real run: Prefect, four processes, checkpoints. `--trl` is the interpreter of an
 environment with TRL (`pip install trl==1.16.0 peft` beside a PyTorch for the CPU). Seconds from the
@@ -22,6 +25,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from engine import medium
 from table import show
 
 from lachesis.cli import watch
@@ -45,6 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--trl", metavar="PYTHON")
+    parser.add_argument(
+        "--large-steps", type=int, default=12, help="steps of the large model; 0 for no such table"
+    )
     args = parser.parse_args()
     model = str(build.ensure_tiny_model(build.TinyModelRecipe()))
     times_by_name = {
@@ -59,6 +66,8 @@ def main() -> None:
             measure_lachesis(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
         ]
         times_by_name["Lachesis"] = [measure_lachesis(seed) for seed in args.seeds]
+        if args.large_steps:
+            compare_steps(str(medium()), args.large_steps, args.trl)
     mine = compute_medians(times_by_name["Lachesis"])
     rows: list[list[object]] = []
     for name, times in times_by_name.items():
@@ -85,6 +94,36 @@ def main() -> None:
     )
     outside = statistics.median(share for seed in args.seeds for share in measure_own_shares(seed))
     print(f"outside Tinker calls and waits: {100 * outside:.1f} % of a step (target: 5)")
+
+
+def compare_steps(model: str, num_steps: int, trl: str | None) -> None:
+    """Print the seconds of a step of a larger model, without the first one."""
+    programs = {"torch by hand": (sys.executable, "torch")}
+    if trl:
+        programs["TRL"] = (trl, "trl")
+    seconds = {
+        name: run_reinforce(python, kind, model, 0, num_steps)[0] / (num_steps - 1)
+        for name, (python, kind) in programs.items()
+    }
+    for name, batches in (("Lachesis, two batches may wait", 2), ("Lachesis, one", 1)):
+        seconds[name] = measure_step_s(model, num_steps, batches)
+    own = seconds["Lachesis, two batches may wait"]
+    rows = [[name, f"{value:.2f}", f"{own / value:.2f}"] for name, value in seconds.items()]
+    columns = [f"48 million parameters, {num_steps} steps", "s per step", "Lachesis / this one"]
+    show("chain, a larger model (target: at most TRL)", columns, rows)
+
+
+def measure_step_s(model: str, num_steps: int, batches: int) -> float:
+    """Return the mean seconds of a step of a run, without the first one."""
+    service = LachesisService()
+    edits = (*EDITS[1:], ("total_steps", num_steps), ("max_batches_offpolicy", batches))
+    # Evaluations would be counted as training.
+    edits = (*edits, ("steps_per_eval", 0), ("max_token_length", 128))
+    record = service.start(LaunchRequest("arithmetic", edits=edits, model=model, seed=0))
+    record = watch.watch_until_end(service, record.run_id, quiet=True)
+    submit.wait_until_gone(service.store, record)
+    steps = service.read_metrics(record.run_id)
+    return float(steps[-1]["time"] - steps[0]["time"]) / (num_steps - 1)
 
 
 RUNS: dict[int, str] = {}
@@ -120,12 +159,15 @@ def measure_own_shares(seed: int) -> list[float]:
     return [1 - sum(step.get(name) or 0.0 for name in waits) / step["time/step"] for step in steps]
 
 
-def run_reinforce(python: str, kind: str, model: str, seed: int) -> Times:
+def run_reinforce(
+    python: str, kind: str, model: str, seed: int, num_steps: int | None = None
+) -> Times:
+    """Run a loop without Lachesis, to the reward or for a number of steps."""
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [python, WORK, kind, model, str(seed)],
+            [python, WORK, kind, model, str(seed), *([str(num_steps)] if num_steps else [])],
             env=env,
             cwd=folder,
             capture_output=True,

@@ -1,6 +1,6 @@
 """Measure whether and how fast the demo learns, seed by seed, and how the monitor judges it.
 
-    python bench/learning.py [--seeds 0 1 2 3 4] [--environment NAME …]
+    python bench/learning.py [--seeds 0 1 2 3 4] [--environment NAME …] [--set FIELD=VALUE …]
 
 For an environment other than `arithmetic`, the tiny model is first taught the form of its answers.
 """
@@ -15,6 +15,7 @@ from table import show
 from lachesis.base.timestamps import seconds_between
 from lachesis.catalog import describe
 from lachesis.cli import watch
+from lachesis.config.edits import parse_assignment
 from lachesis.monitor.learning import judge_learning
 from lachesis.monitor.run_history import RunFacts
 from lachesis.orchestration import server, submit
@@ -26,8 +27,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--environment", nargs="+", default=["arithmetic"])
+    parser.add_argument("--set", action="append", default=[], dest="edits", metavar="FIELD=VALUE")
     args = parser.parse_args()
     service = LachesisService()
+    edits = tuple(parse_assignment(text) for text in args.edits)
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
     for name in args.environment:
@@ -37,7 +40,7 @@ def main() -> None:
             else teach.ensure_environment_model((describe.find_environment(name), {}))
         )
         with server.LauncherProcess():
-            rows = [measure_learning(service, name, str(model), seed) for seed in args.seeds]
+            rows = [measure_learning(service, name, str(model), seed, edits) for seed in args.seeds]
         targets = (
             "first <= 0.35, last >= 0.85, training <= 180 s"
             if name == "arithmetic"
@@ -46,10 +49,15 @@ def main() -> None:
         show(f"learning {name} (targets: {targets}, never broken)", columns, rows)
 
 
-def measure_learning(service: LachesisService, name: str, model: str, seed: int) -> list[object]:
-    record = service.start(
-        LaunchRequest(name, edits=(("data_seed", seed),), model=model, seed=seed)
-    )
+def measure_learning(
+    service: LachesisService,
+    name: str,
+    model: str,
+    seed: int,
+    edits: tuple[tuple[str, str], ...] = (),
+) -> list[object]:
+    all_edits = (("data_seed", seed), *edits)
+    record = service.start(LaunchRequest(name, edits=all_edits, model=model, seed=seed))
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     submit.wait_until_gone(service.store, record)
     results = service.get_results(record.run_id).to_payload()

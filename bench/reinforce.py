@@ -6,7 +6,8 @@ The model, adapter, batch and learning rate are those of the run that it is comp
     python bench/reinforce.py trl MODEL SEED      the GRPOTrainer of TRL
 
 The program ends when a batch's mean reward has reached 0.85. It prints the number of steps and the
-seconds since the start of the first batch as JSON.
+seconds since the start of the first batch as JSON. With a number of steps as the last argument it
+makes so many, whatever the reward, and the seconds are those since the end of the first step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def make_sums(seed: int) -> list[tuple[str, str]]:
     return random.Random(seed).sample(items[20:], 80)
 
 
-def train_by_hand(model: str, seed: int) -> tuple[float, int]:
+def train_by_hand(model: str, seed: int, num_steps: int | None) -> tuple[float, int]:
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
@@ -50,7 +51,9 @@ def train_by_hand(model: str, seed: int) -> tuple[float, int]:
         0.0,
     )
     items, started = make_sums(seed), time.perf_counter()
-    for step in range(MOST_STEPS):
+    for step in range(num_steps or MOST_STEPS):
+        if step == 1 and num_steps:
+            started = time.perf_counter()
         chosen = [items[(step * GROUPS + index) % len(items)] for index in range(GROUPS)]
         prompt_ids = [
             tokenizer.apply_chat_template(
@@ -75,7 +78,7 @@ def train_by_hand(model: str, seed: int) -> tuple[float, int]:
         scores = torch.tensor(
             [float(text.strip() == chosen[i // SAMPLES][1]) for i, text in enumerate(texts)]
         )
-        if scores.mean() >= GOAL:
+        if scores.mean() >= GOAL and not num_steps:
             return time.perf_counter() - started, step + 1
         advantages = (
             scores.view(GROUPS, -1) - scores.view(GROUPS, -1).mean(1, keepdim=True)
@@ -86,10 +89,12 @@ def train_by_hand(model: str, seed: int) -> tuple[float, int]:
         (-((logprobs - logprobs.detach()).exp() * advantages[:, None] * learned).sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
+    if num_steps:
+        return time.perf_counter() - started, num_steps
     raise SystemExit(f"the reward is below {GOAL} after {MOST_STEPS} steps")
 
 
-def train_with_trl(model: str, seed: int) -> tuple[float, int]:
+def train_with_trl(model: str, seed: int, num_steps: int | None) -> tuple[float, int]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
@@ -104,7 +109,7 @@ def train_with_trl(model: str, seed: int) -> tuple[float, int]:
             for completion in completions
         ]
         scores = [float(text.strip() == right) for text, right in zip(texts, answer, strict=True)]
-        if sum(scores) / len(scores) >= GOAL and not reached:
+        if sum(scores) / len(scores) >= GOAL and not reached and not num_steps:
             reached.append((time.perf_counter() - started, trainer.state.global_step + 1))
         return scores
 
@@ -114,6 +119,11 @@ def train_with_trl(model: str, seed: int) -> tuple[float, int]:
             started = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            nonlocal started
+            if num_steps and state.global_step == 1:
+                started = time.perf_counter()
+            if state.global_step == num_steps:
+                reached.append((time.perf_counter() - started, num_steps))
             control.should_training_stop = bool(reached)
 
     rows = [
@@ -124,7 +134,8 @@ def train_with_trl(model: str, seed: int) -> tuple[float, int]:
         num_generations=SAMPLES,
         max_completion_length=NEW, temperature=1.0, beta=0.0, learning_rate=RATE,
         lr_scheduler_type="constant", adam_beta2=0.95,
-        weight_decay=0.0, max_grad_norm=0.0, max_steps=MOST_STEPS, scale_rewards="none",
+        weight_decay=0.0, max_grad_norm=0.0, max_steps=num_steps or MOST_STEPS,
+        scale_rewards="none",
         loss_type="dr_grpo",
         save_strategy="no", report_to="none", logging_strategy="no", disable_tqdm=True, bf16=False,
         gradient_checkpointing=False, shuffle_dataset=False,
@@ -147,8 +158,10 @@ def train_with_trl(model: str, seed: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    kind, model, seed = sys.argv[1:]
-    seconds, steps = {"torch": train_by_hand, "trl": train_with_trl}[kind](model, int(seed))
+    kind, model, seed, *rest = sys.argv[1:]
+    num_steps = int(rest[0]) if rest else None
+    train = {"torch": train_by_hand, "trl": train_with_trl}[kind]
+    seconds, steps = train(model, int(seed), num_steps)
     print(json.dumps({"seconds": seconds, "steps": steps}))
 
 

@@ -57,6 +57,7 @@ class RunLines:
 
     def _find_written(self) -> list[str]:
         """Return the runs whose record was written since the last look."""
+        # Looking at times is cheap, and reading a thousand records every two seconds is not.
         written = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.store.root):

@@ -21,3 +21,10 @@ def load_or_create_token() -> str:
     with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
     return read_or_create_secret(file)
+
+
+def describe_token_location() -> str:
+    """Return where a person finds the token."""
+    if os.environ.get("LACHESIS_TOKEN"):
+        return "$LACHESIS_TOKEN"
+    return str(paths.home() / "token")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 from rich.text import Text
 
-from lachesis.agent.access_token import load_or_create_token
+from lachesis.agent.access_token import describe_token_location, load_or_create_token
 from lachesis.base.errors import ArgumentsError, EngineRequestError
 from lachesis.base.json_text import Json
 from lachesis.cli import console
@@ -50,11 +50,11 @@ def handle_chat(args: argparse.Namespace) -> None:
     """Talk to the model until the end of the input.
 
     Raises:
-        ArgumentsError: --json was given; `lachesis ask --json` is for programs.
+        ArgumentsError: --json was given; `lachesis ask` is for programs.
     """
     if args.json:
         raise ArgumentsError(
-            "a conversation is for a person; `lachesis ask --json` is for programs"
+            "a conversation is for a person; `lachesis ask RUN TEXT --json` is for programs"
         )
     with _serve(args) as endpoint:
         console.print_note(
@@ -103,7 +103,7 @@ def handle_serve_model(args: argparse.Namespace) -> int:
             f"{endpoint.description} of run {args.run}, as OpenAI's API serves models\n"
             f"base URL  {endpoint.url}\n"
             f"model     {endpoint.model}\n"
-            "API key   the token in $LACHESIS_HOME/token, or $LACHESIS_TOKEN\n"
+            f"API key   the token in {describe_token_location()}\n"
             "Ctrl-C ends it."
         )
         print_answer(args, answer, text)

@@ -33,6 +33,7 @@ def check_with_server(
     """
     try:
         checked = check()
+        # A server that is known may be gone.
         server.require_server(service.store.home)
     except ServerDownError:
         if args.no_serve or not _can_start():

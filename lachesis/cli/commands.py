@@ -8,6 +8,7 @@ import importlib
 # The module in this package and its function, by the name of the command.
 HANDLERS = {
     "api": "serve:handle_api",
+    "completion": "completion:handle_completion",
     "config": "config_files:handle_config",
     "ask": "ask:handle_ask",
     "chat": "ask:handle_chat",
@@ -45,6 +46,7 @@ HANDLERS = {
 
 def run_command(args: argparse.Namespace) -> int:
     """Run the command and return its exit code."""
+    # Modules are imported by name, so that `lachesis status` does not load what `train` needs.
     module, function = HANDLERS[args.command].split(":")
     handler = getattr(importlib.import_module(f"lachesis.cli.{module}"), function)
     _resolve_runs(args)

@@ -7,21 +7,16 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from lachesis.base.json_text import Json
-
-if TYPE_CHECKING:
-    from lachesis.cli.doctor import DoctorCheck
-
 
 console = Console(
     highlight=False,
@@ -30,6 +25,8 @@ console = Console(
     width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140,
 )
 stderr_console = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
+# A time of a record inside a sentence.
+UTC_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?\+00:00")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 STATUS_STYLES = {
     "completed": "green",
@@ -54,7 +51,9 @@ def print_answer(args: argparse.Namespace, answer: object, view: object) -> None
     if args.json:
         print(json.dumps(answer, indent=2, default=str))
     else:
-        console.print(view)
+        # Lines that hold a path or a command may be longer than the terminal is wide; the terminal
+        # shows the rest below, and copies it as one line.
+        console.print(view, crop=False, soft_wrap=isinstance(view, str))
 
 
 def print_note(text: str) -> None:
@@ -95,27 +94,6 @@ def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[i
         yield advance
     finally:
         progress.stop()
-
-
-def make_table(*columns: str) -> Table:
-    """Return an empty table with these column titles."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(
-            column, overflow="fold", no_wrap=index == 0
-        )  # names stay on one line, so that they can be copied
-    return table
-
-
-def make_pairs_table(rows: Sequence[tuple[str, Any]]) -> Table:
-    """Return a table with a name and a value per line; empty values are left out."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        if value not in (None, "", {}, []):
-            table.add_row(name, value if isinstance(value, Text) else Text(str(value)))
-    return table
 
 
 def style_status(status: str) -> Text:
@@ -176,6 +154,11 @@ def format_local_time(iso_time: str) -> str:
     return datetime.fromisoformat(iso_time).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def localize_times(text: str) -> str:
+    """Return a text whose times in UTC are those of the reader's time zone."""
+    return UTC_TIME.sub(lambda found: format_local_time(found.group()), text)
+
+
 def shorten_middle(text: str, max_length: int) -> str:
     """Return a text of at most `max_length` characters, with an ellipsis in its middle."""
     if len(text) <= max_length:
@@ -203,17 +186,3 @@ def format_number(value: float | None) -> str:
     if value is None:
         return "none"
     return f"{value:.3f}"
-
-
-def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
-    """Return the results of checks, one per line, each with its advice."""
-    table = make_table("", "what", "found", "how to get it")
-    for check in checks:
-        if check.ok:
-            mark = Text("ok", style="green")
-        elif check.needed:
-            mark = Text("not ok", style="red")
-        else:
-            mark = Text("optional")
-        table.add_row(mark, check.name, check.found, "" if check.ok else check.remedy)
-    return table

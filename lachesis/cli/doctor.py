@@ -8,14 +8,18 @@ import importlib.metadata
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import httpx
 import psutil
+from rich.console import RenderableType
+from rich.text import Text
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError
 from lachesis.cli import console
+from lachesis.cli.layout import make_pairs_table
 from lachesis.config.profiles import PROFILES, list_missing_modules
 from lachesis.orchestration.server import find_running_server, read_key_names
 from lachesis.runs import cleanup
@@ -52,11 +56,24 @@ def handle_doctor(args: argparse.Namespace) -> int:
         return 0
     checks = run_checks()
     console.print_answer(
-        args, {"checks": [asdict(check) for check in checks]}, console.render_checks(checks)
+        args, {"checks": [asdict(check) for check in checks]}, _render_checks(checks)
     )
     if all(check.ok or not check.needed for check in checks):
         return 0
     return 1
+
+
+def _render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
+    """Return the results of checks, each with its advice on a line of its own."""
+    rows = []
+    for check in checks:
+        mark = Text("ok", style="green")
+        if not check.ok:
+            mark = Text("not ok", style="red") if check.needed else Text("optional")
+        mark.append(" " * (10 - mark.cell_len))
+        found = check.found if check.ok else f"{check.found}\n→ {check.remedy}"
+        rows.append((mark.append(check.name, style="bold"), found))
+    return make_pairs_table(rows)
 
 
 def run_checks() -> list[DoctorCheck]:

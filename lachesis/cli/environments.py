@@ -34,7 +34,9 @@ def handle_envs(args: argparse.Namespace) -> None:
             LaunchRequest(describe.register_environment(args.name), args.profile, by_owner=True)
         )
         print_answer(
-            args, launch_description, show_environments.render_environment(launch_description)
+            args,
+            launch_description,
+            show_environments.render_environment(launch_description, show_all=args.all),
         )
         return
     scan = service.list_environments()

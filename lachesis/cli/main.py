@@ -55,8 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     warnings.showwarning = show_warning
     words = replace_old_command(list(sys.argv[1:] if argv is None else argv))
+    parser = build_parser()
+    # A shell asks for words to complete by this variable.
+    if "_ARGCOMPLETE" in os.environ:
+        from lachesis.cli.completion import complete_words
+
+        complete_words(parser)
     try:
-        args = build_parser().parse_command_line(words)
+        args = parser.parse_command_line(words)
     except UsageError as error:
         _print_usage_error(error, as_json="--json" in words)
         raise SystemExit(2) from None

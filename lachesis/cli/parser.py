@@ -57,6 +57,10 @@ class CommandParser(argparse.ArgumentParser):
         suggestion = suggest(str(value), choices)
         raise argparse.ArgumentError(action, f"{value!r} is not known{suggestion}; {shown}")
 
+    def list_actions(self) -> list[argparse.Action]:
+        """Return the arguments and options of this command."""
+        return list(self._actions)
+
     def list_options(self) -> list[str]:
         """Return the long options of this command."""
         return [
@@ -113,6 +117,7 @@ class TopParser(CommandParser):
         Raises:
             UsageError: A word is not known, is missing, or has a value that is not allowed.
         """
+        # The top parser would refuse unknown options without knowing those of the command.
         args, unknown_words = self.parse_known_args(list(words))
         if unknown_words:
             command = self.commands[args.command]

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
-from lachesis.cli.console import make_pairs_table, make_table, print_answer
+from lachesis.cli.console import print_answer
+from lachesis.cli.layout import make_lines, make_pairs_table
 from lachesis.cli.show_tests import format_forecast
 from lachesis.config.profiles import PROFILES, list_missing_keys
 from lachesis.orchestration import server
@@ -75,17 +76,19 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
             ("problem", Text(problem, style="red") if problem else None),
         ]
     )
-    services = make_table("process", "port", "what it runs")
+    # Whole commands are in --json; here the module says what each process is.
+    rows = [["process", "port", "what it runs"]]
     for spec in plan.services:
         module = next((word for word in spec.argv if word.startswith("lachesis.")), spec.argv[0])
-        services.add_row(spec.name, "" if spec.port is None else str(spec.port), module)
+        rows.append([spec.name, "" if spec.port is None else str(spec.port), module])
+    services = make_lines(rows)
     return Group(
         Text("Nothing was started; this would be.\n", style="dim"),
         facts,
         Text(),
-        services,
+        *services,
         Text("\nconfiguration", style="bold"),
-        Text(answer["config_yaml"].rstrip(), no_wrap=True, overflow="fold"),
+        Text(answer["config_yaml"].rstrip(), no_wrap=True, overflow="ignore"),
     )
 
 

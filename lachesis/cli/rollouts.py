@@ -11,7 +11,8 @@ from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
-from lachesis.cli.console import make_pairs_table, print_answer
+from lachesis.cli.console import print_answer
+from lachesis.cli.layout import make_pairs_table
 from lachesis.runs.rollouts import FoundRollouts, RolloutQuery, describe_found, find_rollouts
 from lachesis.service import LachesisService
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lachesis.cli.console import print_answer
+from lachesis.cli.console import format_local_time, print_answer
 from lachesis.cli.launch_options import read_launch_request
 from lachesis.orchestration import schedules
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
@@ -69,9 +69,11 @@ def render_schedules(entries: list[schedules.TrainingSchedule]) -> RenderableTyp
         if not entry.active:
             line.append("  paused", style="yellow")
         lines.append(line)
-        next_start = (entry.next_start or "not planned yet")[:16].replace("T", " ")
+        next_start = "not planned yet"
+        if entry.next_start:
+            next_start = format_local_time(entry.next_start)
         last_run = f"run {entry.last_run}: {entry.last_status}" if entry.last_run else "none"
-        lines.append(Text(f"    next start (UTC): {next_start}; last run: {last_run}", style="dim"))
+        lines.append(Text(f"    next start: {next_start}; last run: {last_run}", style="dim"))
         parameters = ", ".join(
             f"{name}={value if isinstance(value, str) else json.dumps(value)}"
             for name, value in entry.parameters.items()

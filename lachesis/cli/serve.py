@@ -45,7 +45,7 @@ def handle_mcp(args: argparse.Namespace) -> int:
             "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"
         )
     from lachesis.agent import mcp_server
-    from lachesis.agent.access_token import load_or_create_token
+    from lachesis.agent.access_token import describe_token_location, load_or_create_token
     from lachesis.agent.session_store import SessionFile, make_session_name
 
     session_name = SessionFile(
@@ -72,7 +72,7 @@ def handle_mcp(args: argparse.Namespace) -> int:
         app,
         host,
         port,
-        f"MCP at http://{host}:{port}/mcp, with the bearer token in {_describe_token_location()}",
+        f"MCP at http://{host}:{port}/mcp, with the bearer token in {describe_token_location()}",
     )
 
 
@@ -82,7 +82,7 @@ def handle_api(args: argparse.Namespace) -> int:
     A token is required unless --open says that any program on this machine may call the service.
     """
     from lachesis.agent import rest
-    from lachesis.agent.access_token import load_or_create_token
+    from lachesis.agent.access_token import describe_token_location, load_or_create_token
     from lachesis.base.http_guard import is_loopback
 
     host, port, allowed_hosts = _read_listen_address(args)
@@ -95,7 +95,7 @@ def handle_api(args: argparse.Namespace) -> int:
     if args.open:
         token_note = ""
     else:
-        token_note = f", with the bearer token in {_describe_token_location()}"
+        token_note = f", with the bearer token in {describe_token_location()}"
     return _run_server(
         app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
     )
@@ -103,12 +103,6 @@ def handle_api(args: argparse.Namespace) -> int:
 
 def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]:
     return args.host or "127.0.0.1", args.port or args.default_port, args.allow_host or []
-
-
-def _describe_token_location() -> str:
-    if os.environ.get("LACHESIS_TOKEN"):
-        return "$LACHESIS_TOKEN"
-    return str(paths.home() / "token")
 
 
 def _run_server(app: object, host: str, port: int, description: str) -> int:

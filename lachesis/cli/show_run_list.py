@@ -14,6 +14,7 @@ from lachesis.cli.console import (
     STATUS_STYLES,
     format_duration,
     format_local_time,
+    localize_times,
     shorten_middle,
 )
 from lachesis.runs.held_out import describe_share
@@ -61,7 +62,7 @@ def _render_run(row: Json, name: str, widths: tuple[int, int]) -> list[Text]:
     if row["evidence"]:
         judgement.append(f": {row['evidence']}", style="dim")
     details = [("", "dim", _list_facts(row)), ("", "", _describe_differences(row))]
-    details += [("note: ", "", row["note"]), ("", "red", stalled)]
+    details += [("note: ", "", row["note"]), ("", "red", localize_times(stalled or ""))]
     lines += [Text(prefix + text, style=style) for prefix, style, text in details if text]
     lines.append(judgement)
     for extra in lines[1:]:

@@ -17,9 +17,10 @@ from lachesis.cli.console import (
     format_eta,
     format_hours,
     format_number,
-    make_pairs_table,
+    localize_times,
     style_status,
 )
+from lachesis.cli.layout import make_pairs_table
 from lachesis.reporting.status import count_reward_steps
 from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
@@ -39,7 +40,7 @@ def render_started(answer: Json) -> RenderableType:
             ("configuration", answer["config_path"]),
             (
                 "next",
-                f"lachesis status {run_id} · lachesis logs {run_id} -f · lachesis stop {run_id}",
+                f"lachesis watch {run_id}\nlachesis logs {run_id} -f\nlachesis stop {run_id}",
             ),
         ]
     )
@@ -78,16 +79,24 @@ def render_status(answer: Json) -> RenderableType:
             *_make_rollout_rows(answer.get("rollouts") or {}),
             *_make_health_rows(answer.get("health") or {}),
             ("minutes", answer["running_time_minutes"]),
-            (
-                "processes",
-                ", ".join(f"{name} {state}" for name, state in answer["processes"].items()),
-            ),
+            ("processes", _describe_processes(answer)),
             _make_reason_row(answer),
             ("warning", answer.get("warning")),
             ("page", answer["ui_url"]),
-            ("next", " · ".join(answer["next_steps"])),
+            ("next", "\n".join(answer["next_steps"])),
         ]
     )
+
+
+def _describe_processes(answer: Json) -> str:
+    """Return the state of each process; those that an ended run has ended are `ended`."""
+    has_ended = answer["status"] in ("completed", "stopped")
+    parts = []
+    for name, state in answer["processes"].items():
+        # The trainer ends by itself, and the others by SIGTERM.
+        is_expected = has_ended and state in ("exited (0)", "exited (-15)")
+        parts.append(f"{name} {'ended' if is_expected else state}")
+    return ", ".join(parts)
 
 
 def _make_reason_row(answer: Json) -> tuple[str, Any]:
@@ -145,7 +154,10 @@ def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
         ("looked at", age_text),
         (
             "stalled",
-            Text(f"in {stall['part']} since {stall['since']}: {stall['evidence']}", style="red")
+            Text(
+                localize_times(f"in {stall['part']} since {stall['since']}: {stall['evidence']}"),
+                style="red",
+            )
             if stall
             else None,
         ),

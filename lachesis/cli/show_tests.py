@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from lachesis.base.json_text import Json
@@ -14,8 +14,8 @@ from lachesis.cli.console import (
     format_hours,
     format_score,
     format_share,
-    make_table,
 )
+from lachesis.cli.layout import make_pairs_table
 
 if TYPE_CHECKING:
     from lachesis.validation.inference_tests import InferenceTest
@@ -31,48 +31,48 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
     """
     if test.result is None:
         return Text(f"the test failed: {test.error}", style="red")
-    table = make_table(
-        "model", "verdict", "groups", "score above 0", "share (95 % interval)", "no signal", "error"
-    )
     stages = " · ".join(
         f"{stage.name} {_STAGE_MARKS.get(stage.status, stage.status)}"
         for stage in test.stages
         if stage.name in SHOWN_STAGES
     )
-    lines: list[RenderableType] = [Text(f"stages: {stages}", style="dim"), table]
+    rows: list[tuple[str, str | Text]] = [("stages", Text(stages, style="dim"))]
     for model in test.result["models_tested"]:
-        table.add_row(*_make_model_row(model))
-        lines += _make_model_lines(model)
+        rows.append((model["name"], _describe_result(model)))
+        rows += [("", line) for line in _list_model_lines(model)]
     summary = test.result["summary"]
     if summary.get("forecast"):
-        lines.append(Text(f"forecast: {format_forecast(summary['forecast'])}"))
-    lines.append(Text(f"files: {summary['output_directory']}", style="dim"))
+        rows.append(("forecast", format_forecast(summary["forecast"])))
+    rows.append(("files", Text(summary["output_directory"], style="dim")))
     if summary.get("verdict") == "learnable":
-        lines.append(Text(f"next: {next_command}"))
-    return Group(*lines)
+        rows.append(("next", f"`{next_command}`"))
+    return make_pairs_table(rows)
 
 
-def _make_model_row(model: Json) -> list[RenderableType]:
-    """Return the cells of one model in the table of results."""
-    error = str(model.get("error", "")).split("\n")[0]
+def _describe_result(model: Json) -> Text:
+    """Return the verdict of one model with its numbers, or its error."""
     verdict = model.get("verdict") or {}
     word = verdict.get("word", "")
+    text = Text(word, style=STATUS_STYLES.get(word, "yellow"))
+    share = format_share(model["accuracy"], model.get("accuracy_interval"))
+    numbers = (
+        f"\nscore above 0: {model['correct_completions']} of {model['total_completions']} answers "
+        f"in {model['steps_tested']} groups, {share}"
+    )
     zero_signal_share = verdict.get("zero_signal_share")
-    return [
-        model["name"],
-        Text(word, style=STATUS_STYLES.get(word, "yellow")),
-        str(model["steps_tested"]),
-        f"{model['correct_completions']} of {model['total_completions']}",
-        format_share(model["accuracy"], model.get("accuracy_interval")),
-        "" if zero_signal_share is None else f"{zero_signal_share:.0%}",
-        Text(error, style="red"),
-    ]
+    if zero_signal_share is not None:
+        numbers += f"; {zero_signal_share:.0%} of the groups without a signal"
+    text.append(numbers, style="none")
+    error = str(model.get("error") or "").split("\n")[0]
+    if error:
+        text.append(f"\n{error}", style="red")
+    return text
 
 
-def _make_model_lines(model: Json) -> list[RenderableType]:
+def _list_model_lines(model: Json) -> list[str]:
     """Return the evidence of a model's verdict, and its answers to the user's prompts."""
-    lines: list[RenderableType] = [
-        Text(f"  {model['name']}: {sentence}")
+    lines = [
+        sentence
         for sentence in (model.get("verdict") or {}).get("evidence", [])
         if sentence != model.get("error")
     ]
@@ -82,7 +82,7 @@ def _make_model_lines(model: Json) -> list[RenderableType]:
             for response in prompt["responses"]
         )
         note = _format_note(prompt)
-        lines.append(Text(f"{model['name']}: {prompt['prompt']!r} -> {responses}{note}"))
+        lines.append(f"{prompt['prompt']!r} -> {responses}{note}")
     return lines
 
 

@@ -47,6 +47,7 @@ def watch_runs(
     """Show the runs until all have ended, and return their records; see `watch_until_end`."""
     records = [service.get_run(run_id) for run_id in run_ids]
     polled_at = time.monotonic()
+    # The records are read often and the server is asked rarely, because files are cheap.
     with _defer_interrupts() as raise_if_interrupted, _open_view(records, quiet=quiet) as draw:
         while not all(record.has_ended for record in records):
             draw(service, records)
@@ -180,7 +181,7 @@ class _LineView:
         if part == self.last_stalled_part:
             return
         if record.stall_text:
-            text = Text(record.stall_text, style="red")
+            text = Text(console.localize_times(record.stall_text), style="red")
         elif record.has_ended:
             text = Text(f"the stall in {self.last_stalled_part} ended with the run")
         else:
@@ -286,7 +287,7 @@ def _render_health(record: RunRecord) -> list[RenderableType]:
     """Return the monitor's stall, if there is one, and the judgement of learning."""
     lines: list[RenderableType] = []
     if record.stall_text:
-        lines.append(Text(record.stall_text, style="red"))
+        lines.append(Text(console.localize_times(record.stall_text), style="red"))
     return [*lines, _render_learning(record)]
 
 

@@ -70,7 +70,7 @@ PROFILES: dict[str, Profile] = {
                 "use_wandb": False,
                 "max_token_length": 128,
                 "max_num_workers": 64,
-                "steps_per_eval": 0,
+                "steps_per_eval": 25,
                 "max_batches_offpolicy": 1,
                 "worker_timeout": 600,
             },

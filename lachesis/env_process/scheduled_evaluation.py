@@ -173,7 +173,9 @@ async def evaluate_and_report(env: BaseEnv, evaluation_run: EvaluationRun) -> di
     if not evaluation_run.metrics:
         return {
             "error": "evaluate() returned no metrics; it must return them or call "
-            "evaluate_log(metrics)"
+            "evaluate_log(metrics)",
+            # It would return none at the next steps either.
+            "is_last": True,
         }
     return {
         "metrics": {str(key): value for key, value in evaluation_run.metrics.items()},

@@ -109,6 +109,7 @@ def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) ->
     total_steps = config.env.total_steps
     if total_steps == record.total_steps:
         return {}
+    # The record holds one result after training, which will be that of the new last step.
     evaluation = dict(record.evaluation)
     former_result = evaluation.pop("after", None)
     last_steps = MetricsFile(run_dir.metrics).tail(1)

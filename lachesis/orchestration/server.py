@@ -193,6 +193,7 @@ def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any
         ProcessExitedError: The launcher has died; the message has its log.
         RunStateError: It was not ready in time.
     """
+    # Its session is its own, so that Ctrl-C in this terminal does not reach it.
     process, log = _spawn_launcher(stdin=subprocess.DEVNULL)
     try:
         _wait_until_ready(process, log, timeout_s)

@@ -78,6 +78,7 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
     listed; the status of the run reports the problem.
     """
     metrics = MetricsFile(run_dir.metrics)
+    # A resumed run has made some steps twice; near its ends that does not matter for a summary.
     first_steps: list[Step] = []
     last_steps: list[Step] = []
     with contextlib.suppress(OSError):

@@ -98,6 +98,7 @@ def edit_labels(
     removed = set(remove_tags)
     added = check_tags(add_tags)
 
+    # Tags are changed as they are on disk now: two commands may add one each at the same time.
     def make_changes(record: RunRecord) -> dict[str, object]:
         tags = check_tags({*record.tags, *added} - removed)
         return changes if tags == record.tags else {**changes, "tags": tags}

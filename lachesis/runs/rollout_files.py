@@ -12,11 +12,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from lachesis.base.arrays import Array
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json
 
@@ -76,6 +80,50 @@ def make_schema() -> pa.Schema:
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
 
 
+@dataclass(frozen=True)
+class FlatLists:
+    """Hold a list per rollout as one array of all their values."""
+
+    values: Array
+    offsets: Array
+    """Where each list begins, and the end of the last one."""
+    is_present: Array
+    """Whether a rollout has a list at all."""
+
+
+NO_LISTS: Mapping[str, FlatLists] = MappingProxyType({})
+
+
+def make_table(rows: Sequence[Json], flat_lists: Mapping[str, FlatLists] = NO_LISTS) -> pa.Table:
+    """Return rollouts as a table with the columns of `make_schema`.
+
+    Args:
+        rows: The values of each rollout by column.
+        flat_lists: Columns of lists that the rows do not have. NaN among floats means null.
+    """
+    import pyarrow as pa
+
+    schema, columns = make_schema(), []
+    for field in schema:
+        if field.name in flat_lists:
+            columns.append(_make_list_column(flat_lists[field.name], field.type))
+        else:
+            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _make_list_column(lists: FlatLists, list_type: pa.ListType) -> pa.ListArray:
+    import pyarrow as pa
+
+    is_null = np.isnan(lists.values) if lists.values.dtype.kind == "f" else None
+    return pa.ListArray.from_arrays(
+        pa.array(lists.offsets, pa.int32()),
+        pa.array(lists.values, list_type.value_type, mask=is_null),
+        type=list_type,
+        mask=pa.array(~lists.is_present),
+    )
+
+
 @dataclass(frozen=True, order=True)
 class RolloutFile:
     """Name one file by the first and the last step in it."""
@@ -95,16 +143,16 @@ class RolloutFolder:
         """Return the files by their first step."""
         return list_rollout_files(self.path)
 
-    def append(self, rows: Sequence[Json]) -> None:
+    def append(self, rows: Sequence[Json], flat_lists: Mapping[str, FlatLists] = NO_LISTS) -> None:
         """Write rollouts of consecutive steps to a new file, then merge and delete what is due.
+
+        The arguments are those of `make_table`.
 
         Raises:
             StorageError: The file cannot be written.
         """
-        import pyarrow as pa
-
         if rows:
-            self._write(pa.Table.from_pylist(list(rows), schema=make_schema()))
+            self._write(make_table(rows, flat_lists))
             self._merge_small_files()
             self._delete_oldest_files()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,7 @@ def make_training_plan(
         ConfigError: The configuration has other environments than the run began with.
     """
     _require_original_environments(record, folder, config)
+    config = _drop_unwanted_wandb(record, folder, config)
     ports = dict(zip(START_ORDER, reserve_free_ports(3), strict=False))
     config = _with_addresses(config, folder, ports)
     token = f"tml-{secrets.token_urlsafe(24)}"
@@ -144,6 +146,25 @@ def make_training_plan(
             **evaluation_files,
         },
     )
+
+
+def _drop_unwanted_wandb(record: RunRecord, folder: RunDir, config: RunConfig) -> RunConfig:
+    """Return the configuration without W&B if there is no key and nobody has asked for it.
+
+    A run that has logged to W&B before goes on with it.
+    """
+    # The flow has the variables of `lachesis serve`, whose key the trainer gets.
+    is_wanted = (
+        os.environ.get("WANDB_API_KEY")
+        or os.environ.get("WANDB_MODE")
+        or record.set_fields.get("tinker.use_wandb")
+        or (folder.path / "wandb").is_dir()
+    )
+    if is_wanted or not config.tinker.use_wandb:
+        return config
+    values = config.model_dump()
+    values["tinker"]["use_wandb"] = values["env"]["use_wandb"] = False
+    return run_config.build_run_config(values)
 
 
 def _list_environment_services(

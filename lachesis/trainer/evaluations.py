@@ -100,6 +100,8 @@ class EvaluationScheduler:
         # Results of the run's own environment that the trainer has not taken yet.
         self.results: list[HeldOutPoint] = []
         self._evaluated_steps: set[int] = set()
+        # Environments that have no evaluation; they are asked once.
+        self._excluded_environments: set[str] = set()
         self._round: EvaluationRound | None = None
         self._running: dict[str, RunningEvaluation] = {}
         self._unwritten_metrics: dict[str, float] = {}
@@ -163,7 +165,12 @@ class EvaluationScheduler:
             )
             return
         self._evaluated_steps.add(step)
-        self._round = EvaluationRound(step, sampler, list(self.environments))
+        environments = [
+            name for name in self.environments if name not in self._excluded_environments
+        ]
+        if not environments:
+            return
+        self._round = EvaluationRound(step, sampler, environments)
         self._wake_waiters()
 
     async def wait_for_next(self, environment: str, wait_s: float = LONG_POLL_S) -> dict[str, Any]:
@@ -203,6 +210,8 @@ class EvaluationScheduler:
         self.record_heartbeat(evaluation_id)
         assert self._round is not None
         running, step = self._running.pop(evaluation_id), self._round.step
+        if report.get("is_last"):
+            self._excluded_environments.add(running.environment)
         metrics = _parse_metrics(report.get("metrics"))
         if report.get("error") or not metrics:
             self._record_failure(

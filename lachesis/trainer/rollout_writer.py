@@ -23,13 +23,18 @@ from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.rollout_api.scored_group import (
     find_fault,
-    find_sampled_spans,
     get_environment,
     get_item,
     get_rollout_overrides,
 )
 from lachesis.runs.rollout_files import RolloutFolder, RolloutOutcome
-from lachesis.trainer.batch import IGNORE_INDEX, Batch
+from lachesis.trainer.batch import Batch
+from lachesis.trainer.rollout_columns import (
+    add_texts,
+    add_versions,
+    collect_tokens,
+    make_token_columns,
+)
 from lachesis.trainer.usage import Usage
 
 if TYPE_CHECKING:
@@ -42,8 +47,6 @@ MAX_WAITING_ROLLOUTS = 5000
 # Steps that may wait for the thread; those of a disk that hangs are dropped.
 MAX_WAITING_STEPS = 100
 MAX_ITEM_CHARACTERS = 4000
-# Tokens that came without a log-probability have this value or a lower one; see Atropos.
-MISSING_LOGPROB = 1.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,10 @@ class RolloutWriter:
 
     def _append(self, rows: list[Json]) -> None:
         try:
-            self.folder.append(rows)
+            tokens = collect_tokens(rows)
+            add_texts(rows, tokens, self._decode)
+            add_versions(rows, tokens, self.usage.find_version)
+            self.folder.append(rows, make_token_columns(rows, tokens))
         except Exception as error:
             self._count_lost(rows[-1]["step"], error)
 
@@ -144,7 +150,7 @@ class RolloutWriter:
         num_groups = len(step_rollouts.groups)
         for index, (reason, content) in enumerate(step_rollouts.refused):
             rows += self._make_unusable_rows("refused", reason, content, num_groups + index)
-        return [{**_make_writable(row), "step": step_rollouts.step} for row in rows]
+        return [{**row, "step": step_rollouts.step} for row in rows]
 
     def _make_group_rows(
         self, group: Mapping[str, Any], group_index: int, batch: Batch
@@ -152,32 +158,27 @@ class RolloutWriter:
         """Return the rows of a group of the right form."""
         num_rollouts = len(group["tokens"])
         logprobs_G = group.get("inference_logprobs")
-        rows = []
+        common, rows = self._describe_group(group, group_index), []
         for index, overrides in enumerate(get_rollout_overrides(group, num_rollouts)):
-            tokens_T = np.asarray(group["tokens"][index], np.int32)
             logprobs_T = None
             if logprobs_G is not None and len(logprobs_G):
                 logprobs_T = np.asarray(logprobs_G[index], np.float64)
-            sampled_T = np.asarray(group["masks"][index]) != IGNORE_INDEX
-            if logprobs_T is not None and not sampled_T.any():
-                sampled_T = logprobs_T < MISSING_LOGPROB  # An invalid rollout has no mask.
+            tokens_T = np.asarray(group["tokens"][index], np.int32)
+            mask_T = np.asarray(group["masks"][index], np.int64)
             outcome, advantage = batch.rollout_outcomes.get(
                 (group_index, index), ("no signal", None)
             )
             is_invalid = bool(overrides.get("invalid"))
             rows.append(
                 {
-                    **self._describe_group(group, group_index, index),
-                    **self._decode_rollout(tokens_T, sampled_T),
+                    **common,
+                    "rollout": index,
                     "score": None if is_invalid else float(group["scores"][index]),
                     "parts": _read_parts(overrides),
                     "advantage": advantage,
                     "outcome": "invalid" if is_invalid else outcome,
                     "reason": _read_reason(overrides),
-                    "tokens": tokens_T.tolist(),
-                    "sampled": sampled_T.tolist(),
-                    "logprobs": _list_logprobs(logprobs_T, sampled_T),
-                    "weights_version": self._find_version(tokens_T, logprobs_T, sampled_T),
+                    "arrays": (tokens_T, mask_T, logprobs_T),
                 }
             )
         return rows
@@ -189,7 +190,7 @@ class RolloutWriter:
 
         A group that cannot be read has one row, with its beginning as the answer.
         """
-        change: Json = {"advantage": None, "outcome": outcome, "reason": reason}
+        change: Json = {"advantage": None, "outcome": outcome, "reason": _make_writable(reason)}
         try:
             if isinstance(content, Mapping) and find_fault(content) is None:
                 rows = self._make_group_rows(content, group_index, Batch())
@@ -199,49 +200,27 @@ class RolloutWriter:
         place = {"group": group_index, "rollout": 0, "environment": self.environment}
         return [{**place, **change, "answer": _write_beginning(content)}]
 
-    def _describe_group(
-        self, group: Mapping[str, Any], group_index: int, rollout_index: int
-    ) -> Json:
+    def _describe_group(self, group: Mapping[str, Any], group_index: int) -> Json:
+        """Return what all rollouts of a group have in common."""
         item = get_item(group)
         return {
             "group": group_index,
-            "rollout": rollout_index,
-            "environment": get_environment(group) or self.environment,
-            "item": item[:MAX_ITEM_CHARACTERS] if item else None,
+            "environment": _make_writable(get_environment(group) or self.environment),
+            "item": _make_writable(item[:MAX_ITEM_CHARACTERS]) if item else None,
             "item_key": _compute_key(item) if item else None,
         }
 
-    def _decode_rollout(self, tokens_T: Any, sampled_T: Any) -> Json:
-        """Return the texts of a rollout before and from its first sampled token."""
-        if sampled_T.any():
-            num_prompt_tokens = int(np.argmax(sampled_T))
-        else:
-            num_prompt_tokens = len(sampled_T)
-        prompt, answer = (
-            str(self.tokenizer.decode(part.tolist(), skip_special_tokens=True))
-            for part in (tokens_T[:num_prompt_tokens], tokens_T[num_prompt_tokens:])
-        )
-        return {"prompt": prompt, "answer": answer}
-
-    def _find_version(self, tokens_T: Any, logprobs_T: Any, sampled_T: Any) -> int | None:
-        """Return the version of the weights that sampled the last turn, if it is known."""
-        spans = find_sampled_spans(sampled_T)
-        if logprobs_T is None or not spans:
-            return None
-        start, end = spans[-1]
-        return self.usage.find_version(tokens_T[start:end].tolist(), logprobs_T[start:end].tolist())
+    def _decode(self, tokens: list[int]) -> str:
+        return _make_writable(str(self.tokenizer.decode(tokens, skip_special_tokens=True)))
 
 
 def _compute_key(item: str) -> str:
     return hashlib.sha256(item.encode(errors="replace")).hexdigest()[:8]
 
 
-def _make_writable(row: Json) -> Json:
-    """Return a row whose texts are texts that a file can hold; half a character cannot."""
-    return {
-        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
-        for name, value in row.items()
-    }
+def _make_writable(text: str) -> str:
+    """Return a text that a file can hold; half a character cannot be held."""
+    return text.encode(errors="replace").decode()
 
 
 def _write_beginning(content: Any) -> str:
@@ -254,26 +233,20 @@ def _write_beginning(content: Any) -> str:
         text = content if isinstance(content, str) else json.dumps(content, default=convert)
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(content).__name__} that cannot be written as JSON"
-    return text[:MAX_ITEM_CHARACTERS]
+    return _make_writable(text[:MAX_ITEM_CHARACTERS])
 
 
 def _read_reason(overrides: Mapping[str, Any]) -> str | None:
     reason = overrides.get("invalid") or overrides.get("zero")
-    return None if reason is None else str(reason)
+    return None if reason is None else _make_writable(str(reason))
 
 
 def _read_parts(overrides: Mapping[str, Any]) -> list[tuple[str, float]]:
     parts = overrides.get("parts")
     if not isinstance(parts, Mapping):
         return []
-    return [(str(name), float(value)) for name, value in parts.items() if is_score(value)]
-
-
-def _list_logprobs(logprobs_T: Any, sampled_T: Any) -> list[float | None] | None:
-    """Return the log-probabilities of the sampled tokens, and None for all others."""
-    if logprobs_T is None:
-        return None
     return [
-        logprob if is_sampled and logprob < MISSING_LOGPROB else None
-        for logprob, is_sampled in zip(logprobs_T.tolist(), sampled_T.tolist(), strict=True)
+        (_make_writable(str(name)), float(value))
+        for name, value in parts.items()
+        if is_score(value)
     ]

@@ -25,7 +25,7 @@ def run(clean_environment: Path) -> None:
         (["ask", RUN, "3+4="], "run_state", "there is no checkpoint yet"),
         (["ask", RUN, "3+4=", "--checkpoint", "7"], "run_state", "7"),
         (["ask", RUN, ""], "arguments", "the question is empty"),
-        (["chat", RUN], "arguments", "`lachesis ask --json` is for programs"),
+        (["chat", RUN], "arguments", "`lachesis ask RUN TEXT --json` is for programs"),
         (["serve-model", RUN], "run_state", "there is no checkpoint yet"),
         (["ask", "ffff0000", "3+4="], "unknown_run", "there is no run 'ffff0000'"),
     ],

@@ -57,6 +57,7 @@ def test_every_command_is_in_the_help_and_has_a_function(
     for name, command in parser.commands.items():
         assert any(line.startswith(f"  {name} ") for line in lines), name
         assert max(map(len, command.format_help().splitlines())) <= 80, name
+        assert f"example: {command.epilog}".count("lachesis"), "each has an example"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"]])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.cli import show_runs, watch
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
 from lachesis.runs.metrics import MetricsFile
@@ -197,3 +198,21 @@ def test_runs_that_have_ended_are_shown_once(
     assert f"run {FAST} is completed" in shown
     assert main(["watch"]) == 1
     assert "no run is under way" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_that_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), watch.explain_interrupt([SLOW, FAST]):
+        raise KeyboardInterrupt
+    shown = capsys.readouterr().err
+    assert f"runs {SLOW} {FAST} go on" in shown
+    assert f"lachesis watch {SLOW} {FAST}" in shown
+    assert f"lachesis stop {FAST}" in shown
+
+
+def test_processes_that_an_ended_run_has_ended_are_not_failures(store: RunStore) -> None:
+    answer = {"processes": {"engine": "exited (-15)", "trainer": "exited (0)", "env": "running"}}
+    for status, words in (
+        ("completed", "engine ended, trainer ended, env running"),
+        ("failed", "engine exited (-15), trainer exited (0), env running"),
+    ):
+        assert show_runs._describe_processes({**answer, "status": status}) == words

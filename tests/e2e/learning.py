@@ -19,7 +19,7 @@ from lachesis.base.json_text import Json
 from lachesis.tiny_model.build import build_tokenizer
 
 STEPS = 60
-SETTINGS = {"total_steps": STEPS, "seed": 1, "steps_per_eval": 10}
+SETTINGS = {"total_steps": STEPS, "seed": 1, "steps_per_eval": 10, "use_wandb": True}
 
 
 def check_what_was_learned(

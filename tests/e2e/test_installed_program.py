@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from lachesis.supervision.ports import reserve_free_ports
 from tests.served import processes_under
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +68,12 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
+    def start(*words: str) -> subprocess.Popen[str]:
+        command = [installed_command, *words]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
     checks = {check["name"]: check for check in run("doctor")["checks"]}
     assert checks["flows"]["ok"]
     assert str(package) in checks["flows"]["found"]
@@ -72,7 +81,7 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
     (shown,) = run("runs")["runs"]
     assert (shown["run_id"], shown["status"]) == (results["run_id"], "completed")
     try:
-        _work_on(run, results["run_id"])
+        _work_on(run, start, results["run_id"])
     finally:
         assert run("serve", "--stop")["stopped"]
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +89,7 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
     assert processes_under(home) == {}
 
 
-def _work_on(run: Callable[..., Any], first: str) -> None:
+def _work_on(run: Callable[..., Any], start: Callable[..., Any], first: str) -> None:
     """Begin a run like the first one, compare both, and use what was trained."""
     like = ("train", "--like", "@last", "--set", "learning_rate=0.0005", "--name", "slower")
     second = run(*like, "--watch")["run_id"]
@@ -94,6 +103,7 @@ def _work_on(run: Callable[..., Any], first: str) -> None:
     assert run("ask", second, "3+4=", "--checkpoint", "base")["step"] is None
     answer = run("ask", second, "3+4=", "-n", "2", "--temperature", "1")
     assert (answer["step"], len(answer["answers"])) == (3, 2)
+    _ask_endpoint(start, second)
     longer = run("resume", second, "--set", "total_steps=5", "--watch")
     assert (longer["status"], longer["final_metrics"]["step"]) == ("completed", 5)
     steps = [point["step"] for point in longer["held_out_curve"]]
@@ -101,6 +111,28 @@ def _work_on(run: Callable[..., Any], first: str) -> None:
     rows = {row["run_id"]: row for row in run("runs", "--sort", "steps")["runs"]}
     assert list(rows) == [second, first]
     assert (rows[second]["name"], rows[second]["total_steps"]) == ("slower", 5)
+
+
+def _ask_endpoint(start: Callable[..., Any], run_id: str) -> None:
+    """Ask the trained model by the client of OpenAI, until Ctrl-C ends the server."""
+    (port,) = reserve_free_ports(1)
+    process = start("serve-model", run_id, "--checkpoint", "3", "--port", str(port))
+    assert process.stdout is not None
+    shown = [process.stdout.readline() for _ in range(4)]
+    assert shown[0].startswith(f"the weights of step 3 of run {run_id}"), shown
+    token_file = Path(shown[3].split("the token in ")[1].strip())
+    url, model = shown[1].split()[-1], shown[2].split(maxsplit=1)[1].strip()
+    client = openai.OpenAI(base_url=url, api_key=token_file.read_text().strip())
+    assert [one.id for one in client.models.list()] == [model]
+    messages: Any = [{"role": "user", "content": "3+4="}]
+    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=8)
+    assert answer.choices[0].message.role == "assistant"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=url, api_key="wrong").chat.completions.create(
+            model=model, messages=messages
+        )
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
 
 
 def _list_files(folder: Path) -> list[Path]:

@@ -136,8 +136,9 @@ async def _cancel(env: Env) -> None:
         (
             _nothing,
             {
+                "is_last": True,
                 "error": "evaluate() returned no metrics; it must return them or call "
-                "evaluate_log(metrics)"
+                "evaluate_log(metrics)",
             },
         ),
         (_cancel, {"error": "evaluate() was cancelled"}),

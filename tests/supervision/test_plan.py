@@ -9,10 +9,12 @@ import pytest
 from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
+from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.inference_test_services import make_base_model_plan
 from lachesis.supervision.plan import make_training_plan
+from tests.records import make_record
 
 
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
@@ -64,3 +66,35 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
     (snapshot / "model.safetensors").write_text("{}")
     plan = make_base_model_plan(config, tmp_path / "test")
     assert plan.get_service("engine").env["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("env", "set_fields", "has_logged", "is_used"),
+    [
+        ({}, {}, False, False),
+        ({"WANDB_API_KEY": "x"}, {}, False, True),
+        ({"WANDB_MODE": "offline"}, {}, False, True),
+        ({}, {"tinker.use_wandb": True}, False, True),
+        ({}, {}, True, True),
+        ({"WANDB_API_KEY": "x"}, {"tinker.use_wandb": False}, False, False),
+    ],
+)
+def test_wandb_is_used_where_there_is_a_key_or_it_was_asked_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    set_fields: dict[str, bool],
+    has_logged: bool,
+    is_used: bool,
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    edits = {"tinker": {key.partition(".")[2]: value for key, value in set_fields.items()}}
+    config = run_config.resolve_run_config("sums", "embedded", edits, model="m")
+    record = make_record(set_fields=set_fields)
+    folder = RunDir(tmp_path, record.run_id)
+    if has_logged:
+        (folder.path / "wandb").mkdir(parents=True)
+    planned = make_training_plan(record, folder, config).config
+    assert planned.tinker.use_wandb is is_used
+    assert planned.env.use_wandb is False, "the trainer logs, and no environment beside it"

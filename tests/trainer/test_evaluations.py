@@ -140,6 +140,25 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
     assert evaluations.take_metrics()["eval/failed"] == 1, "words never began that of step 30"
 
 
+async def test_an_environment_without_an_evaluation_is_asked_once(tmp_path: Path) -> None:
+    failures = tmp_path / "failed.jsonl"
+    evaluations = make_evaluations(failures_file=failures)
+    for step in (0, 10, 20):
+        evaluations.start_round_if_due(step, Weights())  # type: ignore[arg-type]
+        if step == 0:
+            report = {"error": "evaluate() returned no metrics", "is_last": True}
+            evaluations.finish((await evaluations.wait_for_next("words"))["id"], report)
+        evaluations.finish((await evaluations.wait_for_next("sums"))["id"], RIGHT)
+        assert await evaluations.wait_for_next("words", wait_s=0.01) == {}
+        assert evaluations.step_under_way is None
+    assert [line["environment"] for line in read_json_lines(failures)] == ["words"]
+    alone = EvaluationScheduler(every_steps=10)
+    alone.start_round_if_due(0, Weights())  # type: ignore[arg-type]
+    alone.finish((await alone.wait_for_next(""))["id"], {"error": "none", "is_last": True})
+    alone.start_round_if_due(10, Weights())  # type: ignore[arg-type]
+    assert alone.step_under_way is None
+
+
 async def test_an_environment_that_was_started_again_tries_once_more(tmp_path: Path) -> None:
     evaluations = make_evaluations(failures_file=tmp_path / "evaluation" / "failed.jsonl")
     evaluations.environments = ["sums"]

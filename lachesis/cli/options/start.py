@@ -36,6 +36,16 @@ def add_first_commands(add_command: AddCommand) -> None:
         action="store_true",
         help="clean up after dead runs: processes, files, Tinker sessions",
     )
+    _add_completion(add_command)
+
+
+def _add_completion(add_command: AddCommand) -> None:
+    completion = add_command(
+        "completion",
+        "Print the code with which a shell completes commands, runs, environments and fields.",
+        'eval "$(lachesis completion bash)"',
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
 
 
 def _add_serve(add_command: AddCommand) -> None:
@@ -60,6 +70,9 @@ def add_environment_commands(add_command: AddCommand) -> None:
         "envs", "List environments; with a name, show its fields.", "lachesis envs arithmetic"
     )
     envs.add_argument("name", nargs="?", help="a name from the list, or a file")
+    envs.add_argument(
+        "--all", action="store_true", help="show all fields, also those that are locked"
+    )
     add_profile_option(envs)
     _add_env(
         add_command(
