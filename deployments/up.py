@@ -173,7 +173,8 @@ class Launcher:
                 server_info = find_running_server()
                 if server_info is not None and psutil.pid_exists(server_info["pid"]):
                     raise RunStateError(
-                        f"the server is already running: {server_info['ui_url']}, for {self.home}"
+                        f"the server is already running: {server_info['ui_url']}, for "
+                        f"{self.home}; `lachesis serve --stop` ends it"
                     ) from None
                 raise RunStateError(
                     f"another launcher runs in {self.home}, or a killed one has left a server and "

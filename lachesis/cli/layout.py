@@ -36,9 +36,10 @@ class Pairs:
                 yield _make_line(name)
                 head = Text(indent)
             else:
-                head = name + Text(" " * (len(indent) - name.cell_len))
+                head = Text.assemble(name, " " * (len(indent) - name.cell_len))
             for line in lines:
-                yield _make_line(head + line)
+                # A sum of two texts would have the style of the first one.
+                yield _make_line(Text.assemble(head, line))
                 head = Text(indent)
 
 

@@ -69,36 +69,42 @@ def resume_ended_run(store: RunStore, record: RunRecord, changes: Json | None = 
     if changes:
         hint = fork.advice(record, run_dir, changes)
         config = replace_resumed_values(config, changes, hint)
-    _require_steps_left(record, run_dir, config)
+    is_new_total = any(name.endswith("total_steps") for name in changes or ())
+    _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
     check_profile(record.profile, read_key_names())
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
     _require_budget(record, run_dir, config)
     PrefectApi()  # raises when no server is known, before anything is changed
     if changes:
         write_private(run_dir.config, config.to_yaml())
-    record_changes = _make_step_changes(record, run_dir, config)
+    record_changes = _make_step_changes(record, run_dir, config) if is_new_total else {}
     return resubmit_run(store, record, auto_resumes=0, **record_changes)
 
 
-def _require_steps_left(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
-    """Raise RunStateError when the run has no step left to make."""
+def _require_steps_left(
+    record: RunRecord, run_dir: RunDir, total_steps: int, *, is_new_total: bool
+) -> None:
+    """Raise RunStateError when the run has no step left to make.
+
+    Args:
+        record: The run.
+        run_dir: Its folder.
+        total_steps: The number of its last step.
+        is_new_total: Whether this number was given for the resume.
+    """
     newest = Checkpoints(run_dir.checkpoints).find_newest()
     num_made = newest.step if newest else 0
-    total_steps = config.env.total_steps
-    if total_steps > num_made and (
-        record.status != "completed" or total_steps > record.total_steps
-    ):
-        return
-    if total_steps == record.total_steps:
+    if is_new_total and total_steps <= num_made:
+        raise RunStateError(
+            f"total_steps is {total_steps}, and run {record.run_id} has made {num_made} steps; "
+            f"allowed: a number above {num_made}"
+        )
+    if record.status == "completed" and not is_new_total:
         raise RunStateError(
             f"run {record.run_id} has completed its {record.total_steps} steps; `lachesis "
             f"resume {record.run_id} --set total_steps={2 * record.total_steps}` trains on"
             f"{fork.advice(record, run_dir, (), 'train with other settings')}"
         )
-    raise RunStateError(
-        f"total_steps is {total_steps}, and run {record.run_id} has made {num_made} of "
-        f"{record.total_steps} steps; allowed: a number above {max(num_made, record.total_steps)}"
-    )
 
 
 def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) -> dict[str, Any]:

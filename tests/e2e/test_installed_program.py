@@ -119,6 +119,7 @@ def _ask_endpoint(start: Callable[..., Any], run_id: str) -> None:
     process = start("serve-model", run_id, "--checkpoint", "3", "--port", str(port))
     assert process.stdout is not None
     shown = [process.stdout.readline() for _ in range(4)]
+    process.stdout.close()
     assert shown[0].startswith(f"the weights of step 3 of run {run_id}"), shown
     token_file = Path(shown[3].split("the token in ")[1].strip())
     url, model = shown[1].split()[-1], shown[2].split(maxsplit=1)[1].strip()

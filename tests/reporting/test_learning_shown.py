@@ -16,6 +16,7 @@ from rich.console import Console
 
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import show_runs, watch
+from lachesis.cli.console import localize_times
 from lachesis.cli.main import main
 from lachesis.cli.show_run_list import render_runs
 from lachesis.config import run_config as run_config
@@ -330,7 +331,10 @@ def test_watching_prints_when_a_stall_begins_and_ends(
         view(service, record)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     told = [line.partition(" s  ")[2] for line in lines if "stalled" in line]
-    assert told == [stalled.stall_text, "no longer stalled in sampler, at step 30"]
+    assert told == [
+        localize_times(stalled.stall_text or ""),
+        "no longer stalled in sampler, at step 30",
+    ]
 
 
 @pytest.mark.parametrize(

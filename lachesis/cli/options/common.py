@@ -57,7 +57,9 @@ def add_launch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tag", action="append", default=[], help="a word to find the run by; may be repeated"
     )
-    command.add_argument("--seed", type=SEED, help="for the same run again, or for another one")
+    command.add_argument(
+        "--seed", type=SEED, help="seed of the adapter and, on the embedded profile, of sampling"
+    )
     command.add_argument(
         "--require-validation",
         action="store_true",

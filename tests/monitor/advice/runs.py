@@ -12,6 +12,7 @@ from lachesis.base import paths
 from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe
 from lachesis.cli.main import build_parser
+from lachesis.cli.options.common import DEFAULT_PROFILE
 from lachesis.config import run_config as run_config
 from lachesis.config.edits import parse_assignment
 from lachesis.monitor.judgement import judge_observation
@@ -131,6 +132,8 @@ def require_works(command: str, service: LachesisService) -> None:
     if command in WORKED:
         return
     args = build_parser().parse_args(shlex.split(command)[1:])
+    if args.command == "train":
+        args.profile = args.profile or DEFAULT_PROFILE
     run = getattr(args, "run", None)
     if args.command == "stop":
         assert not service.get_run(run).has_ended, "there must be something to stop"
