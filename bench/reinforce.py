@@ -94,6 +94,13 @@ def train_by_hand(model: str, seed: int, num_steps: int | None) -> tuple[float, 
     raise SystemExit(f"the reward is below {GOAL} after {MOST_STEPS} steps")
 
 
+def get_text(completion: Any) -> str:
+    """Return the text of a completion of TRL, which may be a list of messages."""
+    if isinstance(completion, list):
+        return str(completion[0]["content"])
+    return str(completion)
+
+
 def train_with_trl(model: str, seed: int, num_steps: int | None) -> tuple[float, int]:
     from datasets import Dataset
     from peft import LoraConfig
@@ -104,10 +111,7 @@ def train_with_trl(model: str, seed: int, num_steps: int | None) -> tuple[float,
     started = 0.0
 
     def score(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        texts = [
-            completion[0]["content"] if isinstance(completion, list) else completion
-            for completion in completions
-        ]
+        texts = map(get_text, completions)
         scores = [float(text.strip() == right) for text, right in zip(texts, answer, strict=True)]
         if sum(scores) / len(scores) >= GOAL and not reached and not num_steps:
             reached.append((time.perf_counter() - started, trainer.state.global_step + 1))

@@ -28,6 +28,7 @@ from lachesis.orchestration.resolved_launch import (
     ResolvedTest,
     create_inference_test,
     make_run_record,
+    preview_launch,
     read_launch_fields,
     resolve_launch,
     resolve_test,
@@ -40,7 +41,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.provenance import write_provenance
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.plan import ServicePlan, make_training_plan
+from lachesis.supervision.plan import ServicePlan
 from lachesis.tiny_model import build
 from lachesis.validation import gate
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore, TestOptions
@@ -160,10 +161,8 @@ class LachesisService:
 
         The ports are free now. Keys and packages that the profile needs are not checked.
         """
-        launch = resolve_launch(request, self.store, self.schema_timeout_s)
-        record = make_run_record(launch, "RUN_ID", self.tests)
-        plan = make_training_plan(record, self.store.dir(record.run_id), launch.config)
-        return launch.config, plan
+        preview = preview_launch(request, self.store, self.tests, self.schema_timeout_s)
+        return preview.launch.config, preview.plan
 
     def start(self, launch: LaunchRequest | ResolvedLaunch, run_id: str | None = None) -> RunRecord:
         """Create a run and submit it; no run is left behind when this raises.

@@ -75,14 +75,14 @@ def _answer_line(
 
     A line that the model cannot answer is left out of the conversation.
     """
-    asked = [*messages, {"role": "user", "content": line}]
+    conversation = [*messages, {"role": "user", "content": line}]
     try:
-        (answer,) = complete(endpoint, asked, args)
+        (answer,) = complete(endpoint, conversation, args)
     except EngineRequestError as error:
         console.print_note(f"{error}; /new begins a new conversation")
         return messages
     console.console.print(Text(answer))
-    return [*asked, {"role": "assistant", "content": answer}]
+    return [*conversation, {"role": "assistant", "content": answer}]
 
 
 def _read_line() -> str | None:

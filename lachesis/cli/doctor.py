@@ -71,8 +71,8 @@ def _render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
         if not check.ok:
             mark = Text("not ok", style="red") if check.needed else Text("optional")
         mark.append(" " * (10 - mark.cell_len))
-        found = check.found if check.ok else f"{check.found}\n→ {check.remedy}"
-        rows.append((mark.append(check.name, style="bold"), found))
+        finding = check.found if check.ok else f"{check.found}\n→ {check.remedy}"
+        rows.append((mark.append(check.name, style="bold"), finding))
     return make_pairs_table(rows)
 
 
@@ -147,8 +147,8 @@ def _check_port() -> DoctorCheck:
     try:
         check_port(PREFECT_PORT)
     except PortInUseError:
-        found = "used by another program; `lachesis serve` takes a free port then"
-        return DoctorCheck(f"port {PREFECT_PORT}", True, found)
+        finding = "used by another program; `lachesis serve` takes a free port then"
+        return DoctorCheck(f"port {PREFECT_PORT}", True, finding)
     return DoctorCheck(f"port {PREFECT_PORT}", True, "free")
 
 
@@ -159,10 +159,10 @@ def _check_hub() -> DoctorCheck:
     try:
         response = httpx.head(url, timeout=HUB_TIMEOUT_S, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        found = f"{url} does not answer ({type(error).__name__})"
-        return DoctorCheck(name, False, found, remedy, needed=False)
-    found = f"{url} answers {response.status_code}"
-    return DoctorCheck(name, response.status_code < 500, found, remedy, needed=False)
+        finding = f"{url} does not answer ({type(error).__name__})"
+        return DoctorCheck(name, False, finding, remedy, needed=False)
+    finding = f"{url} answers {response.status_code}"
+    return DoctorCheck(name, response.status_code < 500, finding, remedy, needed=False)
 
 
 def _check_project() -> DoctorCheck:

@@ -16,10 +16,9 @@ from lachesis.cli.show_tests import format_forecast
 from lachesis.config.profiles import PROFILES, list_missing_keys
 from lachesis.orchestration import server
 from lachesis.orchestration.launch_inputs import LaunchRequest, find_model_problem
-from lachesis.orchestration.resolved_launch import make_run_record, resolve_launch
+from lachesis.orchestration.resolved_launch import preview_launch
 from lachesis.reporting.run_summary import get_model_name
 from lachesis.service import LachesisService
-from lachesis.supervision.plan import make_training_plan
 
 if TYPE_CHECKING:
     from lachesis.runs.run_record import RunRecord
@@ -34,12 +33,11 @@ def show_preview(
     Raises:
         LachesisError: The launch cannot start with these values.
     """
-    launch = resolve_launch(request, service.store, service.schema_timeout_s)
-    record = make_run_record(launch, "RUN_ID", service.tests)
-    plan = make_training_plan(record, service.store.dir(record.run_id), launch.config)
+    preview = preview_launch(request, service.store, service.tests, service.schema_timeout_s)
+    config, record, plan = preview.launch.config, preview.record, preview.plan
     # A problem is shown and not raised: the rest of the preview helps to mend it.
     missing_keys = list_missing_keys(request.profile, server.read_key_names())
-    problem = find_model_problem(request, launch.config, service.store.home)
+    problem = find_model_problem(request, config, service.store.home)
     if missing_keys:
         problem = f"{', '.join(missing_keys)} is not in the environment of `lachesis serve`"
     answer = {
@@ -51,7 +49,7 @@ def show_preview(
         "set_fields": record.set_fields,
         "problem": problem,
         "forecast": record.forecast,
-        "prices": launch.config.tinker.model_dump(mode="json")["prices"],
+        "prices": config.tinker.model_dump(mode="json")["prices"],
         "services": [
             {"name": spec.name, "port": spec.port, "command": spec.argv} for spec in plan.services
         ],

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
 from lachesis.cli import console, show_run_list
 from lachesis.cli.console import print_answer
 from lachesis.reporting.run_summary import RunSummary, find_differing_settings, summarize_run
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.run_record import RunRecord, RunStatusName
 from lachesis.service import LachesisService
 
-STATUSES = ("pending", "starting", "running", "stopping", "stopped", "completed", "failed")
+STATUSES: tuple[str, ...] = get_args(RunStatusName)
 # Orders of the list, the greatest value first; a run without a value is at the end.
 SORT_VALUES: dict[str, Callable[[RunSummary], Any]] = {
     "created": lambda summary: summary.record.created_at,

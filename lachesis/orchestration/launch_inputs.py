@@ -46,7 +46,7 @@ class LaunchRequest:
     name: str | None = None
     """A name for the run, which lists and its page in Prefect show; by default none."""
     note: str | None = None
-    """What its user wants to remember about the run."""
+    """A remark of its user about the run."""
     tags: tuple[str, ...] = ()
     """Words by which its user finds the run again."""
 

@@ -28,6 +28,7 @@ from lachesis.runs import fork
 from lachesis.runs.fork import ForkSource
 from lachesis.runs.run_record import AdditionalEnvironment, RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.supervision.plan import ServicePlan, make_training_plan
 from lachesis.validation import gate
 from lachesis.validation.inference_tests import (
     DEFAULT_MODELS,
@@ -133,6 +134,15 @@ class ResolvedLaunch:
 
 
 @dataclass(frozen=True)
+class LaunchPreview:
+    """Hold what a start would make of a launch."""
+
+    launch: ResolvedLaunch
+    record: RunRecord
+    plan: ServicePlan
+
+
+@dataclass(frozen=True)
 class ResolvedTest:
     """An inference test that can start: its launch, and the models it compares."""
 
@@ -208,6 +218,22 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         wandb_run_name=f"{environment.name}-{run_id}",
         forked_from=launch.fork_source and launch.fork_source.name,
     )
+
+
+def preview_launch(
+    request: LaunchRequest, store: RunStore, tests: InferenceTestStore, schema_timeout_s: float
+) -> LaunchPreview:
+    """Return the record and the services that a start would have; nothing is written.
+
+    The ports are free now. Keys and packages that the profile needs are not checked.
+
+    Raises:
+        LachesisError: The launch cannot start with these values.
+    """
+    launch = resolve_launch(request, store, schema_timeout_s)
+    record = make_run_record(launch, "RUN_ID", tests)
+    plan = make_training_plan(record, store.dir(record.run_id), launch.config)
+    return LaunchPreview(launch, record, plan)
 
 
 def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, AdditionalEnvironment]:

@@ -60,7 +60,7 @@ class RunRecord(BaseModel):
     name: str | None = None
     """The name that its user gave it, if any."""
     note: str | None = None
-    """What its user wants to remember about it."""
+    """A remark of its user about it."""
     tags: list[str] = []
     """Words by which its user finds it again."""
     environment: str
