@@ -34,13 +34,16 @@ class RunLines:
     def print_changes(self) -> None:
         """Print a line for each run whose status has changed since the last look.
 
-        A record that cannot be read is left out until it is written again.
+        A record that cannot be read is left out until it is written again, and a line that cannot
+        be written is lost: neither may end the launcher, and all runs with it.
         """
         if time.monotonic() - self._looked_at < LOOK_INTERVAL_S:
             return
         for record in self.list_changes():
-            now = datetime.now().strftime("%H:%M:%S")
-            print(f"{now}  {self.describe(record)}", flush=True)
+            # The output may be a log on a full disk, or a terminal that is gone.
+            with contextlib.suppress(Exception):
+                now = datetime.now().strftime("%H:%M:%S")
+                print(f"{now}  {self.describe(record)}", flush=True)
 
     def list_changes(self) -> list[RunRecord]:
         """Return the records of the runs that have another status than at the last look."""

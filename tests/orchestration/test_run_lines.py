@@ -57,3 +57,22 @@ def test_a_run_that_is_stopped_and_one_that_cannot_be_read(
     (line,) = capsys.readouterr().out.splitlines()
     expected = f"run {RUN} (mine) was stopped: its budget is used up; `lachesis resume {RUN}`"
     assert expected in line
+
+
+def test_a_line_that_cannot_be_written_ends_nothing(
+    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher, which prints them, holds the server and the runner."""
+    store = RunStore(clean_environment)
+    lines = RunLines(clean_environment)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr("builtins.print", fail)
+        store.create(make_record(status="running"))
+        lines.print_changes()
+    store.update(RUN, status="completed")
+    lines.print_changes()
+    assert f"run {RUN} (sums) has completed" in capsys.readouterr().out
