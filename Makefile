@@ -20,6 +20,10 @@ export PYTHONDONTWRITEBYTECODE :=
 LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py hands.py suspension.py orchestration.py server_starts.py \
     logs.py hosts.py advised_commands.py)
 
+# uv installs in a quarter of pip's time; pip knows package indexes of its own configuration.
+install_packages = $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
+    --constraint constraints.txt $(1) 2>/dev/null || $(BIN)/pip install -qq --constraint constraints.txt $(1)
+
 .PHONY: install demo test coverage faults serve lint house bench families clean
 
 install: $(INSTALLED)
@@ -82,6 +86,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
 	fi
 	@$(BIN)/pip uninstall -qq --yes lachesis  # its name before 0.2
-	@$(BIN)/pip install -qq --constraint constraints.txt --editable '.[embedded,dev]'
-	@$(BIN)/pip install -qq --no-deps --constraint constraints.txt tinker-cookbook  # tests need few of its own packages
+	@$(BIN)/pip install -qq --constraint constraints.txt uv || echo "uv cannot be installed; pip is slower"
+	@$(call install_packages,--editable '.[embedded,dev]')
+	@$(call install_packages,--no-deps tinker-cookbook)  # tests need few of its own packages
 	@touch $@

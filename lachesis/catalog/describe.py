@@ -30,6 +30,7 @@ from lachesis.base.errors import (
 )
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact
+from lachesis.base.spelling import suggest
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.requirements import find_interpreter
 from lachesis.catalog.scan import LACHESIS_BASES, ROOT_CLASS, Environment, scan_environments
@@ -70,7 +71,7 @@ def find_environment(name: str, folders: Iterable[Path] | None = None) -> Enviro
             raise EnvironmentLoadError(f"{file} does not parse: {reason}")
     available = [environment.name for environment in result.environments]
     raise UnknownEnvironmentError(
-        f"there is no environment {shorten(repr(name), 80)}; available: "
+        f"there is no environment {shorten(repr(name), 80)}{suggest(name, available)}; available: "
         f"{', '.join(available) or 'none'} (searched "
         f"{', '.join(map(str, searched)) or 'no folder'}; "
         "LACHESIS_ENVIRONMENTS adds more folders)",

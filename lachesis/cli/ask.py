@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 
 import httpx
-from rich.text import Text
 
 from lachesis.agent.access_token import describe_token_location, load_or_create_token
 from lachesis.base.errors import ArgumentsError, EngineRequestError
@@ -43,7 +42,7 @@ def handle_ask(args: argparse.Namespace) -> None:
         "question": question,
         "answers": answers,
     }
-    print_answer(args, answer, Text("\n\n".join(answers)))
+    print_answer(args, answer, "\n\n".join(answers))
 
 
 def handle_chat(args: argparse.Namespace) -> None:
@@ -81,7 +80,7 @@ def _answer_line(
     except EngineRequestError as error:
         console.print_note(f"{error}; /new begins a new conversation")
         return messages
-    console.console.print(Text(answer))
+    console.print_sentence(answer)
     return [*conversation, {"role": "assistant", "content": answer}]
 
 

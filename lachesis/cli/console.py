@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from lachesis.base.json_text import Json
+from lachesis.cli.layout import wrap_between_words
 
 console = Console(
     highlight=False,
@@ -50,15 +51,24 @@ def print_answer(args: argparse.Namespace, answer: object, view: object) -> None
     """Print JSON for a program, or else `view` for a person."""
     if args.json:
         print(json.dumps(answer, indent=2, default=str))
+    elif isinstance(view, str):
+        print_sentence(view)
     else:
         # Lines that hold a path or a command may be longer than the terminal is wide; the terminal
         # shows the rest below, and copies it as one line.
-        console.print(view, crop=False, soft_wrap=isinstance(view, str))
+        console.print(view, crop=False)
+
+
+def print_sentence(sentence: str | Text, output: Console = console) -> None:
+    """Print a sentence, on a terminal with line breaks between words only."""
+    text = Text(sentence) if isinstance(sentence, str) else sentence
+    for line in wrap_between_words(text, output.width) if output.is_terminal else [text]:
+        output.print(line, soft_wrap=True)
 
 
 def print_note(text: str) -> None:
     """Print a note for a person to stderr; programs read stdout."""
-    stderr_console.print(Text(text, style="dim"))
+    print_sentence(Text(text, style="dim"), stderr_console)
 
 
 def draw_sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -95,14 +95,14 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
                 question, before, Text(after, style="green" if after == right else "red"), right
             )
         console.console.print(table)
-    console.console.print(
+    console.print_sentence(
         Text(
             f"the Prefect UI of this run, while `lachesis serve` runs: "
             f"{submit.get_run_url(record)}",
             style="dim",
         )
     )
-    console.console.print(
+    console.print_sentence(
         Text(
             f"lachesis weights {record.run_id} --to DIR exports the adapter with its checksums",
             style="dim",

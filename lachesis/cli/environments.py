@@ -138,7 +138,7 @@ def _check_environment(args: argparse.Namespace) -> int:
 
 def _print_line(line: CheckResult) -> None:
     mark = Text(f"{line.status:12}", style=_STYLES[line.status])
-    console.console.print(mark + Text(f"{line.name:17} {line.message}", style=""))
+    console.print_sentence(mark + Text(f"{line.name:17} {line.message}", style=""))
 
 
 def handle_model(args: argparse.Namespace) -> int:

@@ -100,7 +100,9 @@ def _print_error(error: LachesisError, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(error_to_payload(error), indent=2, default=str))
     else:
-        print(f"{error.code}: {error}", file=sys.stderr)
+        from lachesis.cli import console
+
+        console.print_sentence(f"{error.code}: {error}", console.stderr_console)
     return 1
 
 

@@ -7,13 +7,13 @@ The parser knows the names, options and help of all commands and loads none of t
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
 from lachesis import __version__
+from lachesis.base.spelling import suggest
 
 DESCRIPTION = (
     "Train language models with reinforcement learning: find environments, launch, watch and stop "
@@ -151,11 +151,3 @@ def _format_entry(name: str, text: str, name_width: int, width: int) -> list[str
         subsequent_indent=indent,
         break_on_hyphens=False,
     )
-
-
-def suggest(word: str, allowed: Sequence[str]) -> str:
-    """Return `; did you mean X?` for the nearest allowed word, or nothing if none is near."""
-    matches = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
-    if matches:
-        return f"; did you mean {matches[0]}"
-    return ""

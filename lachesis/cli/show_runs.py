@@ -25,6 +25,7 @@ from lachesis.reporting.status import count_reward_steps
 from lachesis.runs.evaluation_results import describe_evaluation_faults
 from lachesis.runs.held_out import describe_accuracy
 from lachesis.runs.parity import Parity
+from lachesis.runs.run_record import describe_service_state
 
 
 def render_started(answer: Json) -> RenderableType:
@@ -89,14 +90,10 @@ def render_status(answer: Json) -> RenderableType:
 
 
 def _describe_processes(answer: Json) -> str:
-    """Return the state of each process; those that an ended run has ended are `ended`."""
-    has_ended = answer["status"] in ("completed", "stopped")
-    parts = []
-    for name, state in answer["processes"].items():
-        # The trainer ends by itself, and the others by SIGTERM.
-        is_expected = has_ended and state in ("exited (0)", "exited (-15)")
-        parts.append(f"{name} {'ended' if is_expected else state}")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{name} {describe_service_state(state, answer['status'])}"
+        for name, state in answer["processes"].items()
+    )
 
 
 def _make_reason_row(answer: Json) -> tuple[str, Any]:

@@ -151,7 +151,7 @@ class _LineView:
         self.prefix = f"{record.run_id}  " if has_prefix else ""
         self.last_key = self.last_health_level = ""
         self.last_stalled_part: str | None = None
-        console.console.print(f"run {record.run_id} of {record.environment}")
+        console.print_sentence(f"run {record.run_id} of {record.environment}")
 
     def __call__(self, service: LachesisService, record: RunRecord) -> None:
         steps = service.read_metrics(record.run_id)
@@ -170,7 +170,7 @@ class _LineView:
                 held_out = ""
             progress_text = f"{record.phase}, step {step} of {record.total_steps}"
             time_text = f"{self.prefix}{_compute_elapsed_s(record):6.1f} s"
-            console.console.print(f"{time_text}  {progress_text}{reward}{held_out}")
+            console.print_sentence(f"{time_text}  {progress_text}{reward}{held_out}")
             if record.learning != self.last_health_level:
                 self.last_health_level = record.learning
                 console.console.print(_render_learning(record))
@@ -187,7 +187,7 @@ class _LineView:
         else:
             text = Text(f"no longer stalled in {self.last_stalled_part}, at step {step}")
         self.last_stalled_part = part
-        console.console.print(
+        console.print_sentence(
             Text(f"{self.prefix}{_compute_elapsed_s(record):6.1f} s  ").append_text(text)
         )
 

@@ -25,6 +25,7 @@ from lachesis.base.errors import (
 from lachesis.base.json_text import Json
 from lachesis.base.renamed import warn_renamed
 from lachesis.base.renamed_fields import find_renamed_field
+from lachesis.base.spelling import suggest
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.config.profiles import PROFILES
@@ -162,8 +163,9 @@ class ConfigFields:
         if matches:
             return next((field for field in matches if field.lock_reason is None), matches[0])
         available = [field.name for field in self.by_name.values() if field.lock_reason is None]
+        suggestion = suggest(name.rpartition(".")[2], available)
         raise UnknownFieldError(
-            f"there is no field {shorten(repr(name))}; fields that can be edited: "
+            f"there is no field {shorten(repr(name))}{suggestion}; fields that can be edited: "
             f"{', '.join(available)}",
             available_fields=available,
         )

@@ -13,7 +13,7 @@ from lachesis.runs.evaluation_results import build_run_curve
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import KEY_METRICS, Step
 from lachesis.runs.run_dir import RunDir, shorten_service_name
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.run_record import RunRecord, describe_service_state
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun
@@ -130,14 +130,15 @@ def build_status_rows(watched: WatchedRun) -> list[dict[str, Any]]:
         "what": "run",
         "state": record.status,
         "process": record.flow_pid,
-        "detail": f"{record.phase}; waiting for {waiting_for}",
+        "detail": f"{record.phase}; waiting for {waiting_for}" if waiting_for else record.phase,
     }
     return [run_row] + [
         {
             "what": shorten_service_name(name),
-            "state": service.state,
+            "state": describe_service_state(service.state, record.status),
             "process": service.pid,
-            "detail": observation.process_states.get(name, ""),
+            # A process that has ended is gone, which its state says already.
+            "detail": "" if record.has_ended else observation.process_states.get(name, ""),
         }
         for name, service in record.services.items()
     ]

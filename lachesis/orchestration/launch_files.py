@@ -30,7 +30,7 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 # Columns of the comments in a launch file.
-COMMENT_WIDTH = 92
+COMMENT_WIDTH = 79
 EDITED_SECTIONS = ("env", "tinker", "limits", "rollouts")
 # Fields that each run has for itself.
 OWN_FIELDS = frozenset({"env.wandb_name"})

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ import psutil
 
 from lachesis import __version__
 from lachesis.base import paths
-from lachesis.base.files import storage_errors, write_private
+from lachesis.base.files import copy_private, make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.base.model_files import find_cached_snapshot
 from lachesis.base.secrets import redact
@@ -123,9 +122,8 @@ def _copy_sources(file: Path, target: Path) -> Json:
             hashes[name] = _compute_file_hash(source)
             num_bytes += source.stat().st_size
             if num_bytes <= MAX_SOURCE_BYTES:
-                (target / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                shutil.copyfile(source, target / name)
-                (target / name).chmod(0o600)
+                make_private_folder((target / name).parent)
+                copy_private(source, target / name)
     return {"file": str(file), "sha256": hashes, **_describe_commit(file.parent)}
 
 

@@ -214,6 +214,14 @@ def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, Ser
     }
 
 
+def describe_service_state(state: str, run_status: str) -> str:
+    """Return the state of a service for a person; one that a run has ended in order is `ended`."""
+    # The trainer ends by itself, and the others by SIGTERM.
+    if run_status in ("completed", "stopped") and state in ("exited (0)", "exited (-15)"):
+        return "ended"
+    return state
+
+
 def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None) -> float:
     """Return the seconds that the run's attempt has lasted until now, or lasted until its end.
 

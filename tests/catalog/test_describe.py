@@ -83,7 +83,8 @@ def test_an_unknown_name_is_told_with_those_there_are(
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    pass\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     with pytest.raises(
-        UnknownEnvironmentError, match=r"no environment .gsm9k.; available: arithmetic, .*, mine"
+        UnknownEnvironmentError,
+        match=r"no environment .gsm9k.; did you mean gsm8k; available: arithmetic, .*, mine",
     ) as caught:
         describe.find_environment("gsm9k")
     assert {"arithmetic", "mine"} <= set(caught.value.details["available"])

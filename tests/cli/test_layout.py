@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
+from lachesis.cli.console import print_sentence
 from lachesis.cli.layout import make_lines, make_pairs_table, wrap_between_words
 
 PATH = "/home/somebody/with/a/rather/long/name/runs/0123abcd/engine/weights/step-000300"
@@ -48,3 +49,16 @@ def test_the_last_column_ends_with_an_ellipsis() -> None:
         "name  1   a description of se…",
         "n     22  short",
     ]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "lines"),
+    [
+        (True, ["a sentence with", "`a command of words`", "of many words"]),
+        (False, ["a sentence with `a command of words` of many words"]),
+    ],
+)
+def test_sentences_are_broken_on_a_terminal_only(is_terminal: bool, lines: list[str]) -> None:
+    output = Console(file=io.StringIO(), width=20, force_terminal=is_terminal, color_system=None)
+    print_sentence("a sentence with `a command of words` of many words", output)
+    assert output.file.getvalue().splitlines() == lines  # type: ignore[attr-defined]

@@ -75,6 +75,12 @@ def test_an_unknown_field_is_refused_with_those_there_are() -> None:
     assert "total_steps" not in caught.value.details["available_fields"]
 
 
+@pytest.mark.parametrize("name", ["lerning_rate", "tinker.learningrate"])
+def test_a_misspelled_field_is_answered_with_the_nearest_one(name: str) -> None:
+    with pytest.raises(UnknownFieldError, match="; did you mean learning_rate; fields that can"):
+        ConfigFields("embedded", SCHEMA).check_edit(name, 1)
+
+
 @pytest.mark.parametrize("text", ["a", "=1", " =1", ""])
 def test_what_is_no_assignment_is_refused(text: str) -> None:
     with pytest.raises(FieldValueError, match="is not an assignment; allowed: field=value"):

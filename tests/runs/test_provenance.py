@@ -59,6 +59,7 @@ def test_code_data_packages_and_machine_are_recorded(
     copies = RunStore().dir("0123abcd").sources / "sums"
     assert (copies / "helper.py").read_text() == "ANSWER = 12\n"
     assert (copies / "sums.py").stat().st_mode & 0o777 == 0o600
+    assert {folder.stat().st_mode & 0o777 for folder in (copies, copies.parent)} == {0o700}
     data_file = str(tmp_path / "environments" / "data.jsonl")
     assert provenance["data"] == {data_file: hashlib.sha256(b"{}\n").hexdigest()}
     assert set(provenance["packages"]) <= set(MAIN_PACKAGES)

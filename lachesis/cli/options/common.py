@@ -40,13 +40,19 @@ def add_profile_option(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_launch_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that say what is trained and how."""
+def add_launch_options(
+    command: argparse.ArgumentParser, profile_default: str = DEFAULT_PROFILE
+) -> None:
+    """Add the options that say what is trained and how.
+
+    Args:
+        command: Parser of the command.
+        profile_default: What the help says about the profile that is used without the option.
+    """
     add_edit_options(command)
     command.add_argument(
         "--profile",
-        help=f"embedded, tinker or custom (default: that of --like or of the file, else "
-        f"{DEFAULT_PROFILE})",
+        help=f"embedded, tinker or custom (default: {profile_default})",
     )
     command.add_argument(
         "--steps", type=NUM_STEPS, help="training steps (default: the profile's number)"

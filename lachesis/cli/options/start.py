@@ -6,6 +6,7 @@ import argparse
 
 from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_STEPS, PORT, SEED
 from lachesis.cli.options.common import (
+    DEFAULT_PROFILE,
     ENVIRONMENT_HELP,
     AddCommand,
     add_edit_options,
@@ -191,7 +192,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="another environment for the same run, with its weight relative to the first one's 1; "
         "may be repeated",
     )
-    add_launch_options(command)
+    add_launch_options(command, f"that of --like or of the file, else {DEFAULT_PROFILE}")
     command.add_argument(
         "--from",
         metavar="RUN[@STEP|@best]",
@@ -215,7 +216,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the JSON schema of launch files instead, for editors",
     )
-    add_launch_options(command)
+    add_launch_options(command, f"that of --like, else {DEFAULT_PROFILE}")
 
 
 def _add_resume(command: argparse.ArgumentParser) -> None:
