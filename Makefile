@@ -20,9 +20,10 @@ export PYTHONDONTWRITEBYTECODE :=
 LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py hands.py suspension.py orchestration.py server_starts.py \
     logs.py hosts.py advised_commands.py)
 
-# uv installs in a quarter of pip's time; pip knows package indexes of its own configuration.
-install_packages = $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
-    --constraint constraints.txt $(1) 2>/dev/null || $(BIN)/pip install -qq --constraint constraints.txt $(1)
+# uv installs in less than half of pip's time, and compiles everything at once; pip also knows
+# package indexes of its own configuration.
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
+PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
 .PHONY: install demo test coverage faults serve lint house bench families clean
 
@@ -81,12 +82,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing about 170 packages, once (a few minutes, about 2 GB with PyTorch for the CPU)"
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
-	    $(BIN)/pip install -qq --no-deps "$(TORCH)+cpu" 2>/dev/null \
-	    || $(BIN)/pip install -qq --no-deps --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
+	    $(BIN)/pip install -qq --no-deps --no-compile "$(TORCH)+cpu" 2>/dev/null \
+	    || $(BIN)/pip install -qq --no-deps --no-compile --index-url "$(TORCH_CPU_INDEX)" "$(TORCH)" \
 	    || echo "no CPU-only PyTorch found; the general build follows, which is larger"; \
 	fi
 	@$(BIN)/pip uninstall -qq --yes lachesis  # its name before 0.2
-	@$(BIN)/pip install -qq --constraint constraints.txt uv || echo "uv cannot be installed; pip is slower"
-	@$(call install_packages,--editable '.[embedded,dev]')
-	@$(call install_packages,--no-deps tinker-cookbook)  # tests need few of its own packages
+	@$(PIP) uv || echo "uv cannot be installed; pip is slower"
+	@$(UV) --editable '.[embedded,dev]' 2>/dev/null || $(PIP) --editable '.[embedded,dev]'
+	@$(UV) --no-deps tinker-cookbook 2>/dev/null || $(PIP) --no-deps tinker-cookbook  # tests need few of its own packages
 	@touch $@
