@@ -59,8 +59,9 @@ def print_answer(args: argparse.Namespace, answer: object, view: object) -> None
         console.print(view, crop=False)
 
 
-def print_sentence(sentence: str | Text, output: Console = console) -> None:
-    """Print a sentence, on a terminal with line breaks between words only."""
+def print_sentence(sentence: str | Text, output: Console | None = None) -> None:
+    """Print a sentence to stdout or `output`, on a terminal with line breaks between words only."""
+    output = output or console
     text = Text(sentence) if isinstance(sentence, str) else sentence
     for line in wrap_between_words(text, output.width) if output.is_terminal else [text]:
         output.print(line, soft_wrap=True)
