@@ -1,8 +1,9 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
-# make test    all tests            make lint    style, types, import direction, names and sizes
+# make test    all but the longest  make lint    style, types, import direction, names and sizes
 # make house   measure names, sizes and sentences, and compare them with what is allowed
-# make faults  break everything that can break, and print a table (half an hour or more)
+# make e2e     train, from the command line, agents, Prefect's pages and the wheel (half an hour)
+# make faults  break everything that can break, and print a table (an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
 # make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/families.md
@@ -25,7 +26,7 @@ LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py han
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
 PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
-.PHONY: install demo test coverage faults serve lint house bench families clean
+.PHONY: install demo test e2e coverage faults serve lint house bench families clean
 
 install: $(INSTALLED)
 
@@ -35,9 +36,13 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
+e2e: $(INSTALLED)
+	$(BIN)/python -m pytest tests/e2e tests/orchestration/test_worker.py -m 'not matrix' \
+	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
+
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
-	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest -m 'not matrix' --numprocesses 3 --dist loadscope --no-loadscope-reorder
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)

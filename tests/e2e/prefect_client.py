@@ -88,10 +88,13 @@ class Server:
         return [str(line["message"]) for line in self.ask("POST", "/logs/filter", body)]
 
     def tick(self) -> None:
-        """One tick of the deployed monitor, in a process of the runner; another one if it met the
-        schedule's own.
+        """One tick of the deployed monitor, in a process of the runner; another one as long as it
+        met the schedule's own, whose place is given back some seconds after its end.
         """
-        state = self.ended(self.start("monitor"))
-        if state["type"] == "CANCELLED":
+
+        def last_state() -> Json | None:
             state = self.ended(self.start("monitor"))
+            return state if state["type"] != "CANCELLED" else None
+
+        state = self.wait_for(last_state, 90, "a tick that does not meet the schedule's own")
         assert state["type"] == "COMPLETED", state

@@ -22,7 +22,7 @@ from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
 from tests.patience import deadline
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
 SETTINGS: dict[str, Json] = {
     "mcp-http": learning.SETTINGS,

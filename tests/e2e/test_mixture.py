@@ -16,7 +16,7 @@ from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from tests.e2e.test_lifecycle import record, steps
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 SIZES = (
     "--set",
     "batch_size=24",

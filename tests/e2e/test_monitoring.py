@@ -29,7 +29,7 @@ from lachesis.runs.store import RunStore
 from tests.e2e.prefect_client import Server
 from tests.patience import POLL_S
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 CHROMIUM = next(
     (
         found

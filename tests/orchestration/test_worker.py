@@ -17,7 +17,7 @@ from lachesis.runs.store import RunStore
 from tests.patience import deadline
 from tests.prefect_server import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
 POOL = "lachesis"
 
