@@ -7,6 +7,7 @@
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
 # make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/families.md
+# make tiny-model  train the model that comes with the package anew (half a minute)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -26,7 +27,7 @@ LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py han
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
 PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
-.PHONY: install demo test e2e coverage faults serve lint house bench families clean
+.PHONY: install demo test e2e coverage faults serve lint house bench families tiny-model clean
 
 install: $(INSTALLED)
 
@@ -37,8 +38,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 e2e: $(INSTALLED)
-	$(BIN)/python -m pytest tests/e2e tests/orchestration/test_worker.py -m 'not matrix' \
-	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'long and not matrix' --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
@@ -78,6 +78,9 @@ bench: $(INSTALLED)
 
 families: $(INSTALLED)
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/families.py --write docs/families.md
+
+tiny-model: $(INSTALLED)
+	$(BIN)/python -m lachesis.tiny_model
 
 clean:
 	rm -rf $(VENV) .coverage_parts .pytest_cache .ruff_cache .mypy_cache

@@ -11,6 +11,7 @@ import collections
 import functools
 import itertools
 import os
+import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,10 +194,16 @@ def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
                     bases=frozenset(ROOT_CLASS if name in roots else name for name in names),
                     own_name=_read_class_attribute(node, "name"),
                     config_class=_read_class_attribute(node, "env_config_cls"),
-                    description=docstring.splitlines()[0] if docstring else "",
+                    description=_get_first_sentence(docstring),
                 )
             )
     return tuple(result)
+
+
+def _get_first_sentence(docstring: str) -> str:
+    """Return the first sentence of a docstring as one line."""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:

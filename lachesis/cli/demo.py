@@ -1,4 +1,4 @@
-"""Run `lachesis demo`: train a tiny model from scratch, up to weights that `peft` loads."""
+"""Run `lachesis demo`: train a tiny model, up to weights that `peft` loads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ from lachesis.tiny_model import build
 ENVIRONMENT = "arithmetic"
 
 
-def _ensure_model(*, as_json: bool) -> None:
-    if not build.get_tiny_model_path(build.TinyModelRecipe()).is_dir():
-        console.print_note("building a tiny model (about 20 s, once)")
-    with console.show_progress_bar("building a tiny model", quiet=as_json) as advance:
-        model = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
-    console.print_note(f"model: {model}")
-
-
 def handle_demo(args: argparse.Namespace) -> int:
     """Run the demo with the seed and the steps that were given."""
     return run_demo(LachesisService(), seed=args.seed, steps=args.steps, as_json=args.json)
@@ -46,8 +38,8 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
     if steps is not None:
         edits.append(("total_steps", steps))
     launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
-    service.resolve(launch)  # Wrong input is refused before anything is built.
-    _ensure_model(as_json=as_json)
+    service.resolve(launch)  # Wrong input is refused before anything is started.
+    console.print_note(f"model: {build.ensure_tiny_model(build.TinyModelRecipe())}")
     with contextlib.ExitStack() as stack:
         server = find_running_server()
         if server is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.json_text import Json
@@ -281,5 +281,7 @@ def render_export(note: Json) -> RenderableType:
     if better := note.get("better"):
         command = f"`lachesis weights {note['run_id']} --checkpoint {better['step']} --to DIR`"
         rows.append(("better", f"step {better['step']}: {better['reason']}; {command} exports it"))
-    rows.append(("load", "\n".join(note["load"])))
-    return make_pairs_table([*rows, *([("warning", note["warning"])] if "warning" in note else [])])
+    if "warning" in note:
+        rows.append(("warning", note["warning"]))
+    code = [Text(f"    {line}", no_wrap=True, overflow="ignore") for line in note["load"]]
+    return Group(make_pairs_table(rows), "Load it in Python:", *code)

@@ -222,11 +222,12 @@ def _write_files(
 
 
 def build_loading_code(base_model: str, target: Path) -> list[str]:
-    """Return three lines of Python that load the adapter."""
+    """Return lines of Python that load the adapter."""
     return [
-        "from peft import PeftModel; from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f"model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base_model!r}), "
-        f"{str(target.resolve())!r})",
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"base_model = AutoModelForCausalLM.from_pretrained({base_model!r})",
+        f"model = PeftModel.from_pretrained(base_model, {str(target.resolve())!r})",
         f"tokenizer = AutoTokenizer.from_pretrained({base_model!r})",
     ]
 

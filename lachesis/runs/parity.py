@@ -6,8 +6,10 @@ compared with those that the training server computed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,7 +96,8 @@ def check_adapter(
     if not any(logprobs for _, logprobs in texts):
         raise CheckpointError("the checkpoint has no text to compare with; it cannot be verified")
     try:
-        return _compare_adapter(base_model, adapter, texts, merged, tolerance)
+        with _quiet_libraries():
+            return _compare_adapter(base_model, adapter, texts, merged, tolerance)
     except ImportError as error:
         raise MissingDependencyError(
             f"comparing needs {error.name}, which is not installed; install it with "
@@ -104,6 +107,21 @@ def check_adapter(
         raise CheckpointError(
             f"the weights in {adapter} cannot be loaded on {base_model}: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Hide bars and warnings that tell a user nothing about the weights."""
+    import transformers
+
+    had_bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(category=FutureWarning, action="ignore"):
+            yield
+    finally:
+        if had_bars:
+            transformers.utils.logging.enable_progress_bar()
 
 
 def _compare_adapter(

@@ -3,7 +3,8 @@
 It has the Qwen3 architecture and one token per byte, and is fine-tuned on noisy sums or on examples
 of another environment. It knows the format of an answer ("12" to "5+7=") and is right about one
 time in five; reinforcement learning teaches which answer is right. The result is an ordinary
-Hugging Face folder. Nothing is downloaded.
+Hugging Face folder. Nothing is downloaded; the model of the default recipe comes with this package,
+and `make tiny-model` trains it anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ CHAT_TEMPLATE = (
 # Digits at the end of the name of a model's folder; they change with everything that decides its
 # weights.
 DIGEST_DIGITS = 8
+# Holds the folder of the default recipe's model, under the name of that folder.
+READY_MADE = Path(__file__).with_name("ready_made")
 ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
 
@@ -80,12 +84,15 @@ def ensure_tiny_model(
     progress: ProgressCallback = lambda done, total: None,
     examples: ExampleConversations | None = None,
 ) -> Path:
-    """Return the folder of a model; build it on the first call (about 15 s on 2 cores).
+    """Return the folder of a model.
+
+    The first call copies the one that comes with this package, or trains it (30 s of one core).
 
     Args:
         recipe: What decides the weights.
         home: The home folder.
-        progress: Called with the number of finished and of all training steps after each step.
+        progress: Called with the number of finished and of all training steps after each step, if
+            there are any.
         examples: Conversations to train on instead of sums.
 
     Raises:
@@ -106,7 +113,10 @@ def ensure_tiny_model(
     # A second process waits here and then finds the model.
     with hold_file_lock(target.parent / f".{target.name}.lock"):
         if not target.exists():
-            _train_and_save(recipe, target, progress, examples)
+            if (READY_MADE / target.name).is_dir():
+                _copy_ready_made(target)
+            else:
+                train_and_save(recipe, target, progress, examples)
     return target
 
 
@@ -116,12 +126,25 @@ def _compute_digest(digest_input: object) -> str:
     ]
 
 
-def _train_and_save(
+def _copy_ready_made(target: Path) -> None:
+    """Copy what the files hold and not their modes, as an installed package may be read-only."""
+    with storage_errors(target), create_folder_atomically(target) as folder:
+        for file in sorted((READY_MADE / target.name).iterdir()):
+            shutil.copyfile(file, folder / file.name)
+
+
+def train_and_save(
     recipe: TinyModelRecipe,
     target: Path,
-    progress: ProgressCallback,
-    examples: ExampleConversations | None,
+    progress: ProgressCallback = lambda done, total: None,
+    examples: ExampleConversations | None = None,
 ) -> None:
+    """Train the model of a recipe and save it as a new folder.
+
+    Raises:
+        MissingDependencyError: torch or transformers is not installed.
+        StorageError: The disk refused a write.
+    """
     try:
         import torch
         import transformers

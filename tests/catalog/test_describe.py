@@ -36,7 +36,9 @@ def names(folder: Path) -> list[tuple[str, str]]:
 def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
     write(
         tmp_path,
-        direct=BASE + 'class A(BaseEnv):\n    """Does A.\n\n    More."""\n    name = "alpha"\n    '
+        direct=BASE
+        + 'class A(BaseEnv):\n    """Does A,\n    and B. More.\n\n    Much more."""\n    '
+        'name = "alpha"\n    '
         "env_config_cls = AConfig\n",
         indirect="from direct import A\nclass B(A):\n    pass\n",
         renamed="from atroposlib.envs.base import BaseEnv as Root\nclass C(Root):\n    pass\n",
@@ -51,7 +53,7 @@ def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -
         ("renamed", "C"),
     ]
     alpha = describe.find_environment("alpha", [tmp_path])
-    assert (alpha.description, alpha.config_class) == ("Does A.", "AConfig")
+    assert (alpha.description, alpha.config_class) == ("Does A, and B.", "AConfig")
 
 
 def test_a_base_that_is_extended_in_its_own_file_is_not_offered(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.base.errors import ConfigError, StorageError
@@ -39,6 +41,42 @@ def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> No
         build.ensure_tiny_model(build.TinyModelRecipe(steps=3, batch=4, seed=1), tmp_path / "a")
         != one
     )
+
+
+def test_the_model_of_the_package_is_copied_without_training(tmp_path: Path) -> None:
+    steps: list[int] = []
+    recipe = build.TinyModelRecipe()
+    made = build.ensure_tiny_model(recipe, tmp_path, lambda done, total: steps.append(done))
+    assert steps == []
+    assert made == build.get_tiny_model_path(recipe, tmp_path)
+    probabilities = compute_probabilities_of_right_answers(made)
+    assert 0.1 < probabilities.mean() < 0.3, "right about one time in five"
+
+
+@pytest.mark.long
+def test_the_model_of_the_package_is_that_of_its_recipe(tmp_path: Path) -> None:
+    recipe = build.TinyModelRecipe()
+    packaged = build.ensure_tiny_model(recipe, tmp_path)
+    build.train_and_save(recipe, tmp_path / "trained")
+    difference = compute_probabilities_of_right_answers(
+        tmp_path / "trained"
+    ) - compute_probabilities_of_right_answers(packaged)
+    assert difference.abs().mean() < 0.02
+
+
+@torch.no_grad()
+def compute_probabilities_of_right_answers(folder: Path) -> torch.Tensor:
+    """Of all sums of two digits."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    encode = AutoTokenizer.from_pretrained(folder).encode
+    probabilities = []
+    for a, b in itertools.product(range(10), repeat=2):
+        prompt = encode(f"<|user|>{a}+{b}=<|end|><|assistant|>")
+        answer = encode(f"{a + b}<|end|>")
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])
+        probabilities.append(chosen.sum().exp())
+    return torch.stack(probabilities)
 
 
 def test_it_is_an_ordinary_qwen3_model(random_model: str) -> None:

@@ -21,7 +21,7 @@ def add_first_commands(add_command: AddCommand) -> None:
     """Add what a user needs before the first run."""
     demo = add_command(
         "demo",
-        "Build a tiny model, train it on sums, and compare it before and after.",
+        "Train a tiny model on sums, and compare it before and after.",
         "lachesis demo --steps 20",
     )
     demo.add_argument("--seed", type=SEED, default=0)
