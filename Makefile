@@ -2,7 +2,7 @@
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all but the longest  make lint    style, types, import direction, names and sizes
 # make house   measure names, sizes and sentences, and compare them with what is allowed
-# make e2e     train, from the command line, agents, Prefect's pages and the wheel (half an hour)
+# make e2e     train whole runs: by command, by agents, from the wheel (half an hour)
 # make faults  break everything that can break, and print a table (an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios

@@ -1,6 +1,6 @@
 """A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
 
-`make e2e` does so in one of Prefect's two UIs, `make faults` in both.
+`make test` does so in one of Prefect's two UIs, `make faults` in both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from tests.patience import deadline
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,
     pytest.mark.pages,
     pytest.mark.timeout(900),
     pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
