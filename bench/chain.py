@@ -2,7 +2,7 @@
 
 All have the same model, adapter, batch and learning rate.
 
-python bench/chain.py [--seeds 0 1 2] [--trl PYTHON] [--large-steps 12]
+python bench/chain.py [--seeds [0 1 2]] [--trl PYTHON] [--large-steps 12]
 
 A second table has the seconds of a step of a Qwen3 of 48 million parameters with random weights, on
 the same prompts and as many answers of as many tokens.
@@ -47,27 +47,35 @@ Times = tuple[float, float, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--trl", metavar="PYTHON")
     parser.add_argument(
         "--large-steps", type=int, default=12, help="steps of the large model; 0 for no such table"
     )
     args = parser.parse_args()
     model = str(build.ensure_tiny_model(build.TinyModelRecipe()))
-    times_by_name = {
-        "torch by hand": [
-            run_reinforce(sys.executable, "torch", model, seed) for seed in args.seeds
-        ]
-    }
-    if args.trl:
-        times_by_name["TRL"] = [run_reinforce(args.trl, "trl", model, seed) for seed in args.seeds]
-    with server.LauncherProcess():
-        times_by_name["Lachesis, two batches may wait"] = [
-            measure_lachesis(seed, ("max_batches_offpolicy", 2)) for seed in args.seeds
-        ]
-        times_by_name["Lachesis"] = [measure_lachesis(seed) for seed in args.seeds]
-        if args.large_steps:
+    if args.seeds:
+        compare_learning(model, args.seeds, args.trl)
+    if args.large_steps:
+        with server.LauncherProcess():
             compare_steps(str(medium()), args.large_steps, args.trl)
+
+
+def compare_learning(model: str, seeds: list[int], trl: str | None) -> None:
+    """Print the seconds to the reward, of each seed as soon as it is there."""
+    programs = {"torch by hand": (sys.executable, "torch")}
+    if trl:
+        programs["TRL"] = (trl, "trl")
+    times_by_name = {
+        name: [print_times(name, run_reinforce(*program, model, seed)) for seed in seeds]
+        for name, program in programs.items()
+    }
+    with server.LauncherProcess():
+        for name, batches in (("Lachesis, two batches may wait", 2), ("Lachesis", 1)):
+            edit = ("max_batches_offpolicy", batches)
+            times_by_name[name] = [
+                print_times(name, measure_lachesis(seed, edit)) for seed in seeds
+            ]
     mine = compute_medians(times_by_name["Lachesis"])
     rows: list[list[object]] = []
     for name, times in times_by_name.items():
@@ -88,11 +96,11 @@ def main() -> None:
         "with start-up",
     ]
     show(
-        f"chain, seeds {args.seeds} (targets: at most 4 times the loop by hand, at most TRL)",
+        f"chain, seeds {seeds} (targets: at most 4 times the loop by hand, at most TRL)",
         columns,
         rows,
     )
-    outside = statistics.median(share for seed in args.seeds for share in measure_own_shares(seed))
+    outside = statistics.median(share for seed in seeds for share in measure_own_shares(seed))
     print(f"outside Tinker calls and waits: {100 * outside:.1f} % of a step (target: 5)")
 
 
@@ -105,9 +113,9 @@ def compare_steps(model: str, num_steps: int, trl: str | None) -> None:
         name: run_reinforce(python, kind, model, 0, num_steps)[0] / (num_steps - 1)
         for name, (python, kind) in programs.items()
     }
-    for name, batches in (("Lachesis, two batches may wait", 2), ("Lachesis, one", 1)):
+    for name, batches in (("Lachesis, two batches may wait", 2), ("Lachesis", 1)):
         seconds[name] = measure_step_s(model, num_steps, batches)
-    own = seconds["Lachesis, two batches may wait"]
+    own = seconds["Lachesis"]
     rows = [[name, f"{value:.2f}", f"{own / value:.2f}"] for name, value in seconds.items()]
     columns = [f"48 million parameters, {num_steps} steps", "s per step", "Lachesis / this one"]
     show("chain, a larger model (target: at most TRL)", columns, rows)
@@ -179,6 +187,12 @@ def run_reinforce(
         raise SystemExit(f"{kind} failed: {done.stderr[-3000:]}")
     result = json.loads(done.stdout.splitlines()[-1])
     return result["seconds"], whole, result["steps"]
+
+
+def print_times(name: str, times: Times) -> Times:
+    """Print the times of one seed, and return them."""
+    print(f"{name}: {times[0]:.1f} s, {times[1]:.1f} with start-up, {times[2]} steps", flush=True)
+    return times
 
 
 def compute_medians(times: list[Times]) -> Times:

@@ -37,8 +37,10 @@ from deployments.log_capture import capture_output
 from deployments.waiting_runs import record_waiting_runs
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError
+from lachesis.base.waiting import wait_until
 from lachesis.orchestration import prefect_internals
-from lachesis.orchestration.server import READY_LINE, read_max_runs_setting
+from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.orchestration.server import READY_LINE, START_TIMEOUT_S, read_max_runs_setting
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")
@@ -114,6 +116,8 @@ async def _keep_schedules_of_people(deployment: RunnerDeployment) -> None:
 
 async def main() -> int:
     """Run until SIGTERM, and return the exit code."""
+    # The launcher starts this process together with the server, which takes longer.
+    await asyncio.to_thread(wait_until, PrefectApi().is_healthy, START_TIMEOUT_S)
     runners, deployment_ids = await _create_runners()
     await asyncio.to_thread(retire_former_deployments, paths.home())
     await _end_orphaned_runs(deployment_ids)

@@ -155,7 +155,8 @@ class Launcher:
             flush=True,
         )
         if not self.stop_event.wait(pause) or child.name == "server":
-            self._start_child(child, is_restart=True)
+            self._spawn(child, is_restart=True)
+            self._wait_until_ready(child, is_restart=True)
             self._write_server_info()
 
     @contextlib.contextmanager
@@ -189,7 +190,7 @@ class Launcher:
         if url:
             require_other_server(url, self.port)
         else:
-            url = f"http://127.0.0.1:{self._start_server()}/api"
+            url = f"http://127.0.0.1:{self._spawn_server()}/api"
         env = {
             **os.environ,
             "PREFECT_API_URL": url,
@@ -207,7 +208,9 @@ class Launcher:
             lambda: READY_LINE in read_last_lines(log, 200),
             START_TIMEOUT_S,
         )
-        self._start_child(runner)
+        self._spawn(runner)  # It loads Prefect while the server starts, and then waits for it.
+        for child in self.children:
+            self._wait_until_ready(child)
         self.api_url = url
         self._write_server_info()
         print(f"ready: {url.removesuffix('/api')}\n{NEXT_STEPS}", flush=True)
@@ -226,7 +229,7 @@ class Launcher:
         }
         write_private(server_file(self.home), json.dumps(content))
 
-    def _start_server(self) -> int:
+    def _spawn_server(self) -> int:
         if self.port is not None:
             check_port(self.port)
         port = self.port or choose_port(PREFERRED_PORT)
@@ -249,11 +252,8 @@ class Launcher:
         if auth := read_auth_string():
             server_env["PREFECT_SERVER_API_AUTH_STRING"] = auth
         api = PrefectApi(f"http://127.0.0.1:{port}/api")
-        self._start_child(
-            ManagedProcess(
-                "server", command, {**env, **server_env}, 10.0, api.is_healthy, START_TIMEOUT_S
-            )
-        )
+        env |= server_env
+        self._spawn(ManagedProcess("server", command, env, 10.0, api.is_healthy, START_TIMEOUT_S))
         return port
 
     def _spawn(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
@@ -282,14 +282,13 @@ class Launcher:
         if child not in self.children:
             self.children.append(child)
 
-    def _start_child(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
-        """Start a process and wait until it is ready.
+    def _wait_until_ready(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
+        """Wait until a process that was started is ready.
 
         Raises:
             ProcessExitedError: It has died.
             RunStateError: The launcher was asked to end.
         """
-        self._spawn(child, is_restart=is_restart)
         log = self.logs / f"{child.name}.log"
         while not child.is_ready():
             if child.process.poll() is not None and not is_restart:

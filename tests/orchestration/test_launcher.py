@@ -23,6 +23,7 @@ from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.ports import reserve_free_ports
+from tests.served import processes_under
 
 RUN = "0123abcd"
 
@@ -248,3 +249,24 @@ def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
     assert message in line
     assert url in line
     assert not (tmp_path / "logs" / "runner.log").exists()
+
+
+def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path) -> None:
+    """The runner was started together with it, and waits for it."""
+    database = f"sqlite+aiosqlite:///{tmp_path / 'no such folder' / 'prefect.db'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up"],
+        env={
+            **os.environ,
+            "LACHESIS_HOME": str(tmp_path),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "process_exited: the Prefect server exited with code" in done.stderr
+    assert (tmp_path / "logs" / "runner.log").exists()
+    assert processes_under(tmp_path) == {}
