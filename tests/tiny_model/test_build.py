@@ -46,10 +46,10 @@ def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> No
 def test_the_model_of_the_package_is_copied_without_training(tmp_path: Path) -> None:
     steps: list[int] = []
     recipe = build.TinyModelRecipe()
-    made = build.ensure_tiny_model(recipe, tmp_path, lambda done, total: steps.append(done))
+    model = build.ensure_tiny_model(recipe, tmp_path, lambda done, total: steps.append(done))
     assert steps == []
-    assert made == build.get_tiny_model_path(recipe, tmp_path)
-    probabilities = compute_probabilities_of_right_answers(made)
+    assert model == build.get_tiny_model_path(recipe, tmp_path)
+    probabilities = compute_probabilities_of_right_answers(model)
     assert 0.1 < probabilities.mean() < 0.3, "right about one time in five"
 
 
@@ -66,7 +66,7 @@ def test_the_model_of_the_package_is_that_of_its_recipe(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def compute_probabilities_of_right_answers(folder: Path) -> torch.Tensor:
-    """Of all sums of two digits."""
+    """Return the probability of the right answer to each sum of two digits."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     encode = AutoTokenizer.from_pretrained(folder).encode
     probabilities = []
