@@ -112,8 +112,9 @@ def find_best_run(runs: Sequence[ComparedRun]) -> str:
     name = f"{best.record.run_id} has the highest held-out result, {describe_point(point)}"
     rivals = [run.record.run_id for run, other in others if not _is_below(other, point)]
     if rivals:
+        whose = "that of" if len(rivals) == 1 else "those of"
         return (
-            f"{name}; its interval overlaps with that of {', '.join(rivals)}, so these items "
+            f"{name}; its interval overlaps with {whose} {', '.join(rivals)}, so these items "
             "cannot tell which is better"
         )
     missing = len(runs) - len(evaluated)

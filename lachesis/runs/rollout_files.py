@@ -14,9 +14,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -108,8 +109,16 @@ def make_table(rows: Sequence[Json], flat_lists: Mapping[str, FlatLists] = NO_LI
         if field.name in flat_lists:
             columns.append(_make_list_column(flat_lists[field.name], field.type))
         else:
-            columns.append(pa.array([row.get(field.name) for row in rows], field.type))
+            columns.append(pa.array(_get_values(rows, field.name), field.type))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _get_values(rows: Sequence[Json], name: str) -> list[Any]:
+    """Return a column's value of each row, None where a row has none."""
+    try:
+        return list(map(itemgetter(name), rows))
+    except KeyError:
+        return [row.get(name) for row in rows]
 
 
 def _make_list_column(lists: FlatLists, list_type: pa.ListType) -> pa.ListArray:

@@ -88,17 +88,18 @@ def add_texts(
     The rollouts of a group have one prompt, and many of them one answer: each text is decoded once.
     """
     texts: dict[bytes, str] = {}
+    buffer, size = tokens.tokens_T.tobytes(), tokens.tokens_T.itemsize
     starts, ends = tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist()
     middles = tokens.first_sampled_N.tolist()
     for row, start, middle, end in zip(rows, starts, middles, ends, strict=True):
         if "arrays" not in row:
             continue
-        for name, part in (("prompt", slice(start, middle)), ("answer", slice(middle, end))):
-            part_T = tokens.tokens_T[part]
-            key = part_T.tobytes()
-            if key not in texts:
-                texts[key] = decode(part_T.tolist())
-            row[name] = texts[key]
+        for name, first, last in (("prompt", start, middle), ("answer", middle, end)):
+            key = buffer[first * size : last * size]
+            text = texts.get(key)
+            if text is None:
+                text = texts[key] = decode(tokens.tokens_T[first:last].tolist())
+            row[name] = text
 
 
 def add_versions(

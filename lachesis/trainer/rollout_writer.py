@@ -150,7 +150,9 @@ class RolloutWriter:
         num_groups = len(step_rollouts.groups)
         for index, (reason, content) in enumerate(step_rollouts.refused):
             rows += self._make_unusable_rows("refused", reason, content, num_groups + index)
-        return [{**row, "step": step_rollouts.step} for row in rows]
+        for row in rows:
+            row["step"] = step_rollouts.step
+        return rows
 
     def _make_group_rows(
         self, group: Mapping[str, Any], group_index: int, batch: Batch
@@ -243,7 +245,7 @@ def _read_reason(overrides: Mapping[str, Any]) -> str | None:
 
 def _read_parts(overrides: Mapping[str, Any]) -> list[tuple[str, float]]:
     parts = overrides.get("parts")
-    if not isinstance(parts, Mapping):
+    if parts is None or not isinstance(parts, Mapping):  # Most rollouts have none.
         return []
     return [
         (_make_writable(str(name)), float(value))

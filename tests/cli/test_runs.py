@@ -103,7 +103,7 @@ def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any
     ("shares", "verdict"),
     [
         ((0.2, 0.9), f"{FAST} has the highest held-out result, 0.900"),
-        ((0.5, 0.6), "so these items cannot tell which is better"),
+        ((0.5, 0.6), f"overlaps with that of {SLOW}, so these items cannot tell which is better"),
         ((0.5, None), "1 of 2 runs have a held-out result of trained weights"),
     ],
 )
