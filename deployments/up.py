@@ -283,21 +283,20 @@ class Launcher:
             self.children.append(child)
 
     def _wait_until_ready(self, child: ManagedProcess, *, is_restart: bool = False) -> None:
-        """Wait until a process that was started is ready.
+        """Wait until a process that was started is ready; the runner is not without its server.
 
         Raises:
-            ProcessExitedError: It has died.
+            ProcessExitedError: One has died.
             RunStateError: The launcher was asked to end.
         """
         log = self.logs / f"{child.name}.log"
         while not child.is_ready():
-            if child.process.poll() is not None and not is_restart:
-                raise ProcessExitedError(self._describe_death(child))
+            dead = next((each for each in self.children if each.process.poll() is not None), None)
+            if dead is not None and not is_restart:
+                raise ProcessExitedError(self._describe_death(dead))
             if self.stop_event.is_set() and not is_restart:
                 raise RunStateError("told to end while starting")
-            if child.process.poll() is not None or (
-                self.stop_event.is_set() and child.name == "runner"
-            ):
+            if dead is not None or (self.stop_event.is_set() and child.name == "runner"):
                 return  # the watch looks after it
             if time.monotonic() - child.started_at > child.timeout_s:
                 raise ProcessExitedError(

@@ -93,6 +93,37 @@ def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[...,
     row(fault="runner SIGTERM", phase="a schedule by hand", expected="it stays", seen="it stays")
 
 
+def test_the_server_dies_while_the_runner_is_started_again(
+    world: World, row: Callable[..., None]
+) -> None:
+    """The new runner waits for its server, so the launcher must not wait for the runner alone."""
+    world.stop_serving()
+    world.serve()
+    log = world.home / "launcher.log"
+    num_restarts = log.read_text().count("the Prefect runner exited")
+    server = world.part("server")
+    world.strike(world.part("runner"), KILL)
+    world.wait(
+        lambda: log.read_text().count("the Prefect runner exited") > num_restarts,
+        30,
+        "the launcher to notice",
+    )
+    world.strike(server, KILL)
+    world.restarts += 1
+    began = time.monotonic()
+    world.serve()
+    world.wait(PrefectApi().is_healthy, 60, "the server to answer", 0.5)
+    assert world.launcher is not None
+    assert world.launcher.poll() is None, "the launcher lives on"
+    row(
+        fault="runner, then server SIGKILL",
+        phase="idle",
+        expected="both are there again",
+        seen="both are there again",
+        noticed=f"{time.monotonic() - began:.0f}",
+    )
+
+
 def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs
     with a checkpoint.

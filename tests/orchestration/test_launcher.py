@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lachesis.base.errors import ServerDownError
+from lachesis.base.errors import ProcessExitedError, ServerDownError
 from lachesis.base.timestamps import now_iso
 from lachesis.orchestration import refresh, submit
 from lachesis.orchestration.resuming import make_next_attempt_changes
@@ -270,3 +270,27 @@ def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path)
     assert "process_exited: the Prefect server exited with code" in done.stderr
     assert (tmp_path / "logs" / "runner.log").exists()
     assert processes_under(tmp_path) == {}
+
+
+def test_a_runner_is_not_waited_for_without_its_server(tmp_path: Path) -> None:
+    """It waits for the server itself, which nobody would start again."""
+    from deployments import up
+
+    (tmp_path / "logs").mkdir()
+    server = up.ManagedProcess("server", [], {}, 1.0, lambda: True, 60.0)
+    server.process = subprocess.Popen(["false"])
+    server.process.wait()
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    runner = up.ManagedProcess("runner", [], {}, 1.0, lambda: False, 60.0)
+    runner.process = subprocess.Popen(sleeps, start_new_session=True)
+    runner.started_at = began = time.monotonic()
+    launcher = up.Launcher(tmp_path, None)
+    launcher.children = [server, runner]
+    try:
+        launcher._wait_until_ready(runner, is_restart=True)
+        assert time.monotonic() - began < 30
+        with pytest.raises(ProcessExitedError, match="the Prefect server exited with code 1"):
+            launcher._wait_until_ready(runner)
+    finally:
+        runner.process.kill()
+        runner.process.wait()
