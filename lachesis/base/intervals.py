@@ -35,3 +35,29 @@ def wilson_interval(successes: float, items: int) -> tuple[float, float]:
     )
     # against rounding
     return max(0.0, min(middle - half_width, share)), min(1.0, max(middle + half_width, share))
+
+
+def newcombe_interval(
+    first_share: float, first_items: int, second_share: float, second_items: int
+) -> tuple[float, float]:
+    """Return the 95 % interval of the first share less the second.
+
+    It combines the score intervals of two independent shares; see method 10 of R. G. Newcombe,
+    "Interval estimation for the difference between independent proportions", 1998. Shares of the
+    same items vary together, so for those it is wider than it needs to be.
+
+    Args:
+        first_share: A share of the first items, from 0 to 1.
+        first_items: The number of independent items behind it.
+        second_share: A share of the second items, from 0 to 1.
+        second_items: The number of independent items behind it.
+
+    Raises:
+        ValueError: A number of items is below 1, or a share is not between 0 and 1.
+    """
+    first_low, first_high = wilson_interval(first_share * first_items, first_items)
+    second_low, second_high = wilson_interval(second_share * second_items, second_items)
+    difference = first_share - second_share
+    below = math.hypot(first_share - first_low, second_high - second_share)
+    above = math.hypot(first_high - first_share, second_share - second_low)
+    return max(-1.0, difference - below), min(1.0, difference + above)

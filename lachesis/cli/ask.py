@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 
-from lachesis.agent.access_token import describe_token_location, load_or_create_token
+from lachesis.base.access_token import describe_token_location, load_or_create_token
 from lachesis.base.errors import ArgumentsError, EngineRequestError
 from lachesis.base.json_text import Json
 from lachesis.cli import console

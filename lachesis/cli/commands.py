@@ -38,6 +38,7 @@ HANDLERS = {
     "stop": "one_run:handle_stop",
     "test": "testing:handle_test",
     "train": "train:handle_train",
+    "ui": "serve:handle_ui",
     "unschedule": "schedules:handle_unschedule",
     "watch": "watch:handle_watch",
     "weights": "one_run:handle_weights",

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
+from lachesis.base.units import format_duration
 from lachesis.cli.console import (
     console,
     draw_sparkline,
-    format_duration,
     format_number,
     print_answer,
 )

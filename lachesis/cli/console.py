@@ -136,30 +136,6 @@ def format_hours(hours: float) -> str:
     return f"{hours * 3600:.0f} s"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a duration in at most two units, as in `1 h 20 min`, `3 min` or `45 s`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Return a size in the unit that gives it at most four digits."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
 def format_local_time(iso_time: str) -> str:
     """Return a time in the time zone of the reader, to the minute."""
     return datetime.fromisoformat(iso_time).astimezone().strftime("%Y-%m-%d %H:%M")

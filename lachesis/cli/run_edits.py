@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from lachesis.base.errors import ArgumentsError
-from lachesis.cli.console import format_bytes, print_answer
+from lachesis.base.units import format_bytes
+from lachesis.cli.console import print_answer
 from lachesis.runs.labels import edit_labels
 from lachesis.runs.removal import measure_run, remove_run, require_removable
 from lachesis.runs.run_record import RunRecord

@@ -1,4 +1,4 @@
-"""Run the long-running commands: the Prefect server and runner, and the two servers for agents."""
+"""Run the long-running commands: the Prefect server and runner, pages, and servers for agents."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def handle_mcp(args: argparse.Namespace) -> int:
             "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"
         )
     from lachesis.agent import mcp_server
-    from lachesis.agent.access_token import describe_token_location, load_or_create_token
     from lachesis.agent.session_store import SessionFile, make_session_name
+    from lachesis.base.access_token import describe_token_location, load_or_create_token
 
     session_name = SessionFile(
         args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()
@@ -82,14 +82,10 @@ def handle_api(args: argparse.Namespace) -> int:
     A token is required unless --open says that any program on this machine may call the service.
     """
     from lachesis.agent import rest
-    from lachesis.agent.access_token import describe_token_location, load_or_create_token
-    from lachesis.base.http_guard import is_loopback
+    from lachesis.base.access_token import describe_token_location, load_or_create_token
 
     host, port, allowed_hosts = _read_listen_address(args)
-    if args.open and not is_loopback(host):
-        raise ConfigError(
-            f"--open is for a server on loopback; {host} can be reached from elsewhere"
-        )
+    _require_loopback_for_open(args, host)
     token = None if args.open else load_or_create_token()
     app = rest.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
     if args.open:
@@ -99,6 +95,43 @@ def handle_api(args: argparse.Namespace) -> int:
     return _run_server(
         app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
     )
+
+
+def handle_ui(args: argparse.Namespace) -> int:
+    """Serve the pages of this home until Ctrl-C, and print the link that opens them.
+
+    If they are served already, print a new link to that server.
+    """
+    from lachesis.base.access_token import load_or_create_token
+    from lachesis.supervision.ports import choose_port
+    from lachesis.ui.app import create_app
+    from lachesis.ui.serving import PREFERRED_PORT, announce_page_server, find_page_server
+    from lachesis.ui.sign_in import make_sign_in_link
+
+    token = None if args.open else load_or_create_token()
+    running_at = find_page_server()
+    if running_at and not (args.port or args.host):
+        link = make_sign_in_link(running_at, token)
+        console.print_sentence(f"{link}")
+        console.print_note("these pages are served already; the link signs a browser in")
+        return 0
+    host, _, allowed_hosts = _read_listen_address(args)
+    _require_loopback_for_open(args, host)
+    port = args.port or choose_port(PREFERRED_PORT)
+    address = f"http://{host}:{port}"
+    console.print_sentence(make_sign_in_link(address, token))
+    app = create_app(host=host, token=token, allowed_hosts=allowed_hosts)
+    with announce_page_server(address):
+        return _run_server(app, host, port, "the link signs a browser in for the next ten minutes")
+
+
+def _require_loopback_for_open(args: argparse.Namespace, host: str) -> None:
+    from lachesis.base.http_guard import is_loopback
+
+    if args.open and not is_loopback(host):
+        raise ConfigError(
+            f"--open is for a server on loopback; {host} can be reached from elsewhere"
+        )
 
 
 def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]:

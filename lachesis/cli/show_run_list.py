@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.json_text import Json
+from lachesis.base.units import format_duration
 from lachesis.cli.console import (
     HEALTH_STYLES,
     STATUS_STYLES,
-    format_duration,
     format_local_time,
     localize_times,
     shorten_middle,

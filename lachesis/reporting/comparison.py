@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import storage_errors, write_private
+from lachesis.base.intervals import newcombe_interval
 from lachesis.base.json_text import Json
 from lachesis.reporting.charts import draw_compared_curves
 from lachesis.reporting.run_summary import (
@@ -93,8 +94,8 @@ def compare_runs(store: RunStore, records: Sequence[RunRecord]) -> Comparison:
 def find_best_run(runs: Sequence[ComparedRun]) -> str:
     """Return a sentence that says which run has the best held-out result, if that can be told.
 
-    A run is called best only if the lower end of its 95 % interval is above the upper ends of all
-    others. Rewards are no measure: they are of the items that a run was trained on.
+    A run is called best only if the 95 % intervals of its lead over all others lie above 0. Rewards
+    are no measure: they are of the items that a run was trained on.
     """
     if len({run.record.environment for run in runs}) > 1:
         return "the runs are on different environments, so their results cannot be compared"
@@ -110,23 +111,23 @@ def find_best_run(runs: Sequence[ComparedRun]) -> str:
     if point is None:
         return "no run has a held-out result"
     name = f"{best.record.run_id} has the highest held-out result, {describe_point(point)}"
-    rivals = [run.record.run_id for run, other in others if not _is_below(other, point)]
+    rivals = [run.record.run_id for run, other in others if not is_behind(other, point)]
     if rivals:
-        whose = "that of" if len(rivals) == 1 else "those of"
         return (
-            f"{name}; its interval overlaps with {whose} {', '.join(rivals)}, so these items "
-            "cannot tell which is better"
+            f"{name}; these items cannot tell it from {', '.join(rivals)}, because the 95 % "
+            f"interval of the difference includes 0"
         )
     missing = len(runs) - len(evaluated)
     without = f" ({missing} without a result)" if missing else ""
-    return f"{name}; its interval lies above those of all others{without}"
+    return f"{name}; the 95 % interval of its lead over each of the others lies above 0{without}"
 
 
-def _is_below(point: HeldOutPoint | None, best: HeldOutPoint) -> bool:
-    """Return whether the interval of a result lies below that of the best one."""
-    if point is None or point.high is None or best.low is None:
+def is_behind(point: HeldOutPoint | None, best: HeldOutPoint) -> bool:
+    """Return whether the 95 % interval of the best result's lead over another lies above 0."""
+    if point is None or not point.items or not best.items:
         return False
-    return point.high < best.low
+    low, _ = newcombe_interval(best.percent_correct, best.items, point.percent_correct, point.items)
+    return low > 0
 
 
 def write_comparison(comparison: Comparison, rows: Sequence[Sequence[Any]], file: Path) -> None:

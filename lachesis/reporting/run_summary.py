@@ -17,8 +17,9 @@ from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import INFRASTRUCTURE, Section
 from lachesis.reporting.status import REWARD_STEPS, compute_mean_reward, count_reward_steps
+from lachesis.runs.budgets import TOKEN_KINDS
 from lachesis.runs.evaluation_results import find_newest_result
-from lachesis.runs.held_out import HeldOutPoint
+from lachesis.runs.held_out import HeldOutPoint, build_held_out_curve, to_point
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
@@ -49,8 +50,14 @@ class RunSummary:
     reward_steps: int
     held_out: HeldOutPoint | None
     """The newest held-out result."""
+    held_out_before: HeldOutPoint | None
+    """The held-out result of the model before training."""
     duration_s: float | None
     """Seconds of all attempts together; None before the first."""
+    tokens: int | None
+    """Tokens so far, prefill, sampled and trained together; None before the first step."""
+    cost_usd: float | None
+    """US dollars so far by the price table; None where nothing is paid, or prices are unknown."""
     settings: dict[str, Any]
     """The fields of its configuration by SECTION.FIELD, and `model`."""
 
@@ -83,7 +90,8 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
     last_steps: list[Step] = []
     with contextlib.suppress(OSError):
         first_steps, last_steps = metrics.head(REWARD_STEPS), metrics.tail(MAX_HELD_OUT_STEPS)
-    step = last_steps[-1]["step"] if last_steps else 0
+    last_step = last_steps[-1] if last_steps else {}
+    step = last_step.get("step", 0)
     count = count_reward_steps(step)
     reward = {}
     if last_steps:
@@ -97,9 +105,28 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
         reward=reward,
         reward_steps=count,
         held_out=find_newest_result(record, last_steps),
+        held_out_before=_find_result_before(record, first_steps),
         duration_s=_compute_duration_s(record),
+        tokens=_count_tokens(last_step),
+        cost_usd=last_step.get("cost/total"),
         settings=_read_settings(record, run_dir),
     )
+
+
+def _find_result_before(record: RunRecord, first_steps: Sequence[Step]) -> HeldOutPoint | None:
+    """Return the held-out result at step 0 if it is known."""
+    curve = build_held_out_curve(first_steps)
+    if curve and curve[0].step == 0:
+        return curve[0]
+    return to_point(record.evaluation.get("before", {}), 0)
+
+
+def _count_tokens(last_step: Step) -> int | None:
+    counts = [last_step.get(f"tokens/{kind}_total") for kind in TOKEN_KINDS]
+    known_counts = [count for count in counts if count is not None]
+    if known_counts:
+        return int(sum(known_counts))
+    return None
 
 
 def _compute_duration_s(record: RunRecord) -> float | None:

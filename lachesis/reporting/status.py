@@ -64,7 +64,7 @@ def build_run_status(
     progress = RunProgress(
         step=last_step.get("step", 0),
         total=record.total_steps,
-        eta_seconds=_estimate_eta_s(record, steps),
+        eta_seconds=estimate_eta_s(record, steps),
     )
     optional_fields = _build_optional_fields(record, run_dir, queue, warning)
     return RunStatus(
@@ -284,7 +284,8 @@ def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
     )
 
 
-def _estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
+def estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
+    """Return the seconds until the last step by the pace of the newest ones; None if unknown."""
     attempt_start = iso_to_unix_s(record.started_at or record.created_at)
     # without the steps before a resume
     recent_steps = [

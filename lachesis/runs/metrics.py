@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,15 +170,17 @@ def _is_of_step_0(evaluation: Mapping[str, Any]) -> bool:
 
 
 def _parse_steps(content: bytes) -> list[Step]:
-    steps: list[Step] = []
-    for line in parse_json_lines(content):
-        step = _parse_step(line)
-        if step is None:
-            continue
-        while steps and steps[-1]["step"] >= step["step"]:
-            steps.pop()
-        steps.append(step)
-    return steps
+    return join_steps([], filter(None, map(_parse_step, parse_json_lines(content))))
+
+
+def join_steps(steps: Sequence[Step], later_steps: Iterable[Step]) -> list[Step]:
+    """Return steps and those of later lines, without those that a later line has made again."""
+    joined = list(steps)
+    for step in later_steps:
+        while joined and joined[-1]["step"] >= step["step"]:
+            joined.pop()
+        joined.append(step)
+    return joined
 
 
 def _parse_step(line: Json) -> Step | None:

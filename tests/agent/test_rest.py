@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from lachesis import __version__
 from lachesis.agent import rest
-from lachesis.agent.access_token import load_or_create_token
+from lachesis.base.access_token import load_or_create_token
 from lachesis.runs.run_record import RunRecord
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.base.intervals import wilson_interval
+from lachesis.base.intervals import newcombe_interval, wilson_interval
 
 
 @given(
@@ -48,3 +48,17 @@ def test_it_covers_the_truth_about_as_often_as_it_says() -> None:
 def test_what_is_no_share_is_refused(successes: int, items: int) -> None:
     with pytest.raises(ValueError, match="is not a share"):
         wilson_interval(successes, items)
+
+
+def test_published_values_of_differences() -> None:
+    """From table II of R. G. Newcombe, Statistics in Medicine 17 (1998), method 10."""
+    assert newcombe_interval(56 / 70, 70, 48 / 80, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    assert newcombe_interval(9 / 10, 10, 3 / 10, 10) == pytest.approx((0.1705, 0.8090), abs=5e-5)
+    assert newcombe_interval(10 / 10, 10, 0.0, 10) == pytest.approx((0.6075, 1.0), abs=5e-5)
+
+
+@given(st.integers(0, 30), st.integers(0, 40))
+def test_a_difference_has_the_mirrored_interval_of_its_negative(first: int, second: int) -> None:
+    low, high = newcombe_interval(first / 30, 30, second / 40, 40)
+    assert newcombe_interval(second / 40, 40, first / 30, 30) == pytest.approx((-high, -low))
+    assert -1 <= low <= first / 30 - second / 40 <= high <= 1

@@ -103,11 +103,11 @@ def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any
     ("shares", "verdict"),
     [
         ((0.2, 0.9), f"{FAST} has the highest held-out result, 0.900"),
-        ((0.5, 0.6), f"overlaps with that of {SLOW}, so these items cannot tell which is better"),
+        ((0.5, 0.6), f"these items cannot tell it from {SLOW}, because the 95 % interval"),
         ((0.5, None), "1 of 2 runs have a held-out result of trained weights"),
     ],
 )
-def test_the_best_run_is_named_only_if_the_intervals_are_apart(
+def test_the_best_run_is_named_only_if_the_items_can_tell(
     store: RunStore,
     answer: Callable[..., Any],
     shares: tuple[float, float | None],

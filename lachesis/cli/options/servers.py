@@ -1,4 +1,4 @@
-"""Declare the arguments of the commands that serve agents and call webhooks."""
+"""Declare the arguments of the commands that serve pages and agents, and that call webhooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from lachesis.cli.options.common import AddCommand
 
 
 def add_server_commands(add_command: AddCommand) -> None:
-    """Add the servers for agents, and notifications."""
+    """Add the servers for people and agents, and notifications."""
+    ui = add_command(
+        "ui",
+        "Serve pages that show the runs: curves while they train, rollouts, comparisons.",
+        "lachesis ui",
+    )
+    ui.add_argument(
+        "--open",
+        action="store_true",
+        help="require no token; any program on this machine may read the pages",
+    )
+    _add_listening(ui, port=8070)
     mcp = add_command(
         "mcp", "Serve the tools to an agent by the Model Context Protocol.", "lachesis mcp"
     )

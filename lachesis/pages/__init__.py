@@ -1,0 +1,1 @@
+"""Show runs as web pages: what each page says, its templates, styles and scripts."""

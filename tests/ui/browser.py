@@ -1,0 +1,83 @@
+"""A page of headless Chromium that notes what must not happen: errors, and requests elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import uvicorn
+from playwright.sync_api import Page, expect, sync_playwright
+
+from lachesis.base.http_guard import ASGIApp
+from lachesis.supervision.ports import reserve_free_ports
+from tests.e2e.prefect_pages import CHROMIUM, FLAGS, NO_CHROMIUM
+from tests.patience import deadline
+
+__all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_browser", "serve"]
+PATIENCE_MS = 20_000
+
+
+@dataclass
+class Watched:
+    """A page with everything that it has complained of."""
+
+    page: Page
+    address: str
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def visit(self, path: str) -> None:
+        """Load a page and wait until nothing is loading."""
+        self.page.goto(self.address + path)
+
+    def assert_calm(self) -> None:
+        """Fail if there was an error, or a request to another server."""
+        assert self.complaints == []
+        allowed = (self.address, "data:", "blob:")
+        assert [url for url in self.requests if not url.startswith(allowed)] == []
+
+
+@contextlib.contextmanager
+def open_browser(
+    address: str, *, width: int = 1280, height: int = 900, is_dark: bool = False
+) -> Iterator[Watched]:
+    """A page of a browser that ends with the block."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if is_dark else "light",
+            reduced_motion="reduce",
+        )
+        page.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        watched = Watched(page, address)
+        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+        page.on("console", lambda message: _note(watched, message.type, message.text))
+        page.on("request", lambda request: watched.requests.append(request.url))
+        yield watched
+        browser.close()
+
+
+def _note(watched: Watched, kind: str, text: str) -> None:
+    if kind in ("error", "warning"):
+        watched.complaints.append(f"{kind}: {text}")
+
+
+@contextlib.contextmanager
+def serve(app: ASGIApp, port: int | None = None) -> Iterator[str]:
+    """The address of a real server of this application, which ends with the block."""
+    port = port or reserve_free_ports(1)[0]
+    config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until = deadline(30)
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(20)
