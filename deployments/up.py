@@ -25,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from deployments.page_server import PageServer
 from deployments.run_lines import RunLines
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, ProcessExitedError, RunStateError
@@ -104,6 +105,7 @@ class Launcher:
         self.home, self.port = home, port
         self.logs = home / "logs"
         self.children: list[ManagedProcess] = []
+        self.page_server = PageServer(home)
         self.stop_event = threading.Event()
 
     def run(self) -> int:
@@ -130,6 +132,7 @@ class Launcher:
         while not is_stopping:
             is_stopping = self.stop_event.wait(0.5)
             run_lines.print_changes()
+            self.page_server.restart_if_dead()
             for child in self.children:
                 if child.process.poll() is not None:
                     self._restart_child(child)
@@ -213,6 +216,7 @@ class Launcher:
             self._wait_until_ready(child)
         self.api_url = url
         self._write_server_info()
+        self.page_server.start()
         print(f"ready: {url.removesuffix('/api')}\n{NEXT_STEPS}", flush=True)
 
     def _write_server_info(self) -> None:
@@ -320,6 +324,7 @@ class Launcher:
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
                 server_file(self.home).unlink()
+        self.page_server.end()
         for child in reversed(self.children):
             signal_group(child.process.pid, signal.SIGTERM)
             self._wait_for_end(child)

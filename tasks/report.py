@@ -20,6 +20,7 @@ from lachesis.monitor.tick import Monitor
 from lachesis.orchestration import artifacts
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.runs.store import RunStore
+from lachesis.ui.serving import find_page_server
 from lachesis.validation.inference_test_results import read_samples
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
 
@@ -105,11 +106,29 @@ def renew_report(store: RunStore, run_id: str) -> None:
         Monitor(store).publish_report(run_id)
 
 
+def publish_page_link(store: RunStore, run_id: str, flow_run_id: str) -> None:
+    """Publish a link to the run's page among the artifacts of its flow run, if there is a page."""
+    address = find_page_server(store.home)
+    if address is None:
+        return
+    link = f"{address}/runs/{run_id}"
+    log.info("the page of this run: %s", link)
+    with contextlib.suppress(ServerDownError):
+        PrefectApi().create_artifact(
+            flow_run_id,
+            key=f"page-{run_id}",
+            kind="markdown",
+            data=f"[Curves, rollouts and logs of run {run_id}]({link})",
+            description="The run's page; `lachesis ui` prints a link that signs a browser in.",
+        )
+
+
 def log_addresses(store: RunStore, run_id: str, flow_run_id: str) -> None:
     """Log where the run can be watched; Prefect's pages make links of the addresses.
 
     The report is published first, because the address of an artifact has its id.
     """
+    publish_page_link(store, run_id, flow_run_id)
     renew_report(store, run_id)
     with contextlib.suppress(ServerDownError):
         api = PrefectApi()

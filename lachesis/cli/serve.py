@@ -103,9 +103,14 @@ def handle_ui(args: argparse.Namespace) -> int:
     If they are served already, print a new link to that server.
     """
     from lachesis.base.access_token import load_or_create_token
-    from lachesis.supervision.ports import choose_port
-    from lachesis.ui.app import create_app
-    from lachesis.ui.serving import PREFERRED_PORT, announce_page_server, find_page_server
+    from lachesis.base.http_guard import is_loopback
+    from lachesis.supervision.ports import check_port, choose_port
+    from lachesis.ui.serving import (
+        PREFERRED_PORT,
+        announce_page_server,
+        find_page_server,
+        run_page_server,
+    )
     from lachesis.ui.sign_in import make_sign_in_link
 
     token = None if args.open else load_or_create_token()
@@ -118,11 +123,14 @@ def handle_ui(args: argparse.Namespace) -> int:
     host, _, allowed_hosts = _read_listen_address(args)
     _require_loopback_for_open(args, host)
     port = args.port or choose_port(PREFERRED_PORT)
+    if is_loopback(host):
+        check_port(port)
     address = f"http://{host}:{port}"
     console.print_sentence(make_sign_in_link(address, token))
-    app = create_app(host=host, token=token, allowed_hosts=allowed_hosts)
+    console.print_note("the link signs a browser in for ten minutes; Ctrl-C ends the pages")
     with announce_page_server(address):
-        return _run_server(app, host, port, "the link signs a browser in for the next ten minutes")
+        run_page_server(host, port, token, allowed_hosts)
+    return 0
 
 
 def _require_loopback_for_open(args: argparse.Namespace, host: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -50,3 +50,30 @@ def announce_page_server(address: str, home: Path | None = None) -> Iterator[Non
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(file.read_text())["pid"] == os.getpid():
                 file.unlink()
+
+
+def run_page_server(
+    host: str, port: int, token: str | None, allowed_hosts: Iterable[str] = ()
+) -> None:
+    """Serve the pages of this home until SIGTERM or SIGINT.
+
+    Args:
+        host: The address to listen on.
+        port: The port to listen on.
+        token: What readers must know; None for no token.
+        allowed_hosts: Further names of this server.
+    """
+    import uvicorn
+
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
+    from lachesis.ui.app import create_app
+
+    uvicorn.run(
+        create_app(host=host, token=token, allowed_hosts=allowed_hosts),  # type: ignore[arg-type]
+        http=ReceiveDeadlineProtocol,
+        host=host,
+        port=port,
+        log_level="warning",
+        # Streams of open pages end when the server does.
+        timeout_graceful_shutdown=2,
+    )

@@ -282,6 +282,11 @@ def test_pages_in_a_browser(
         {"artifacts": {"key": {"any_": ["lachesis-runs"]}, "type": {"any_": ["markdown"]}}},
     )
     flow_run = record(served_home, broken_run)["flow_run_id"]
+    (link,) = server.ask(
+        "POST", "/artifacts/filter", {"artifacts": {"key": {"any_": [f"page-{broken_run}"]}}}
+    )
+    assert link["flow_run_id"] == flow_run
+    assert re.search(rf"\(http://127\.0\.0\.1:\d+/runs/{broken_run}\)", link["data"])
     pages = {
         "run": (
             f"/runs/flow-run/{flow_run}",

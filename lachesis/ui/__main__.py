@@ -1,0 +1,34 @@
+"""Serve the pages of this home on loopback until SIGTERM, as `lachesis serve` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+
+from lachesis.base.access_token import load_or_create_token
+from lachesis.ui.serving import announce_page_server, run_page_server
+
+
+def _end_with_stdin() -> None:
+    """End this process when the one that started it has closed its end of the pipe, or died."""
+    # The lock of sys.stdin would abort the interpreter at exit.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Parse the arguments and serve."""
+    parser = argparse.ArgumentParser(prog="python -m lachesis.ui", description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    port = parser.parse_args().port
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    # Said before the pages are loaded, which takes a second.
+    with announce_page_server(f"http://127.0.0.1:{port}"):
+        run_page_server("127.0.0.1", port, load_or_create_token())
+
+
+if __name__ == "__main__":
+    main()
