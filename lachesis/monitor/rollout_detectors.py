@@ -12,6 +12,7 @@ from lachesis.monitor.run_history import (
     MIN_LEVEL_CHANGE,
     Finding,
     RunHistory,
+    Step,
     compute_recent_mean,
     get_recent_values,
 )
@@ -108,11 +109,13 @@ def find_dropped_rollouts(history: RunHistory) -> Finding | None:
 
 
 def find_invalid_rollouts(history: RunHistory) -> Finding | None:
-    """Find rollouts without a usable score, including those since the last step."""
-    invalid, valid = (
-        sum(get_recent_values(history.last_steps, "rollouts/invalid")),
-        sum(get_recent_values(history.last_steps, "batch/rollouts")),
-    )
+    """Find rollouts without a usable score, including those since the last step.
+
+    All rollouts of a group in whose scoring the environment raised are lost.
+    """
+    group_size = history.facts.group_size
+    invalid = sum(_count_unscored(step, group_size) for step in history.last_steps[-WINDOW:])
+    valid = sum(get_recent_values(history.last_steps, "batch/rollouts"))
     share, recent_invalid = (
         invalid / max(1, invalid + valid),
         count_invalid_since_last_step(history),
@@ -125,19 +128,45 @@ def find_invalid_rollouts(history: RunHistory) -> Finding | None:
         span = "since the last step"
     else:
         span = f"of the last {min(WINDOW, len(history.last_steps))} steps"
+    since = _find_first_unscored_step(history)
     return Finding(
         word="broken" if max(share, recent_invalid[1] * has_enough) >= 0.8 else "suspect",
         evidence=f"{recent_invalid[1] if is_recent_worse else share:.0%} of the rollouts {span} "
-        f"had no usable score" + describe_invalid_reasons(history),
+        f"had no usable score{since}" + describe_invalid_reasons(history),
         advice=f"{history.facts.format_stop_prefix()}look in "
         f"{history.facts.format_logs_command('env')} for what the environment raises",
     )
 
 
+def _count_unscored(step: Step, group_size: int) -> float:
+    """Return how many rollouts of a step have no usable score."""
+    return (step.get("rollouts/invalid") or 0) + group_size * (step.get("rollouts/raised") or 0)
+
+
+def _find_first_unscored_step(history: RunHistory) -> str:
+    """Return the step from which on rollouts have no score, as a part of a sentence.
+
+    Nothing is returned where they had none from the beginning, or only now and then.
+    """
+    group_size = history.facts.group_size
+    unscored = [
+        step["step"] for step in history.last_steps if _count_unscored(step, group_size) > 0
+    ]
+    if not unscored or unscored[0] == history.last_steps[0]["step"]:
+        return ""
+    since = [step for step in history.last_steps if step["step"] >= unscored[0]]
+    # A step whose groups all came before the fault, or were easy, is no reason to doubt it.
+    if len(unscored) * 2 < len(since):
+        return ""
+    return f", since step {unscored[0]}"
+
+
 def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
     """Return the number of rollouts without a usable score since the last step, and their share."""
     counts, trend = history.facts.environment_counts, history.trend
+    raised = max(0.0, float(counts.get("failed_groups") or 0) - trend.raised)
     invalid = max(0.0, float(counts.get("invalid_rollouts") or 0) - trend.invalid)
+    invalid += raised * history.facts.group_size
     valid = max(0.0, float(counts.get("rollouts") or 0) - trend.rollouts)
     return invalid, invalid / max(1.0, invalid + valid)
 

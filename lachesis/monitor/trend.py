@@ -141,6 +141,8 @@ class Trend(BaseModel):
     """Rollouts that this attempt has trained on or dropped."""
     invalid: int = 0
     """Rollouts without a usable score that the steps of this attempt have counted."""
+    raised: int = 0
+    """Groups in whose scoring the environment raised, counted likewise."""
     risen_at: int | None = None
     """The step at which it became certain that the reward had risen."""
     held_out: list[HeldOutTrendPoint] = []
@@ -158,6 +160,7 @@ class Trend(BaseModel):
             if (step.get("time") or math.inf) >= since:
                 self.rollouts += int(step.get("batch/rollouts") or 0)
                 self.invalid += int(step.get("rollouts/invalid") or 0)
+                self.raised += int(step.get("rollouts/raised") or 0)
             self._count_zero_signal(step)
             if step.get("reward/mean") is not None:
                 self._add_reward(step["step"], step["reward/mean"])

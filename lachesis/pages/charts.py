@@ -54,6 +54,7 @@ SMALL_CHARTS = (
           labels=("wait", "train")),
     Chart("speed", "Tokens sampled", ("tokens_per_second/sampled",), "per second"),
     Chart("invalid", "Rollouts without a usable score", ("rollouts/invalid",), "a step"),
+    Chart("raised", "Groups that raised", ("rollouts/raised",), "a step"),
     Chart("truncated", "Truncated answers", ("rollouts/truncated_share",), "share",
           is_share=True),
     Chart("loss", "Loss", ("train/loss",)),

@@ -53,8 +53,7 @@ class RunVerdict:
 # Words of the evidence of a judgement, and the curve that shows what they are about.
 _CHARTS_BY_WORD = {
     "without a signal": "silent",
-    "no usable score": "invalid",
-    "usable score": "invalid",
+    "usable score": "raised",
     "log-probabilities differ": "gap",
     "entropy": "entropy",
     "truncated": "truncated",
