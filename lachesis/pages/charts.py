@@ -97,11 +97,9 @@ def choose_charts(steps: Sequence[Step]) -> ChosenCharts:
 
 
 def list_metrics(steps: Sequence[Step]) -> list[str]:
-    """Return the names of all metrics of a run that are numbers in some step."""
-    names = dict.fromkeys(
-        name for step in steps for name, value in step.items() if value is not None
-    )
-    return sorted(name for name in names if name not in COUNTERS)
+    """Return the names of all metrics of a run."""
+    names: set[str] = set().union(*steps)
+    return sorted(names.difference(COUNTERS))
 
 
 def is_flat(values: Sequence[float]) -> bool:

@@ -59,6 +59,9 @@ class RunCache:
     def list_records(self) -> list[RunRecord]:
         """Return the records of all runs, the newest first; damaged ones are left out."""
         self._refresh_unsettled()
+        return self._read_records()
+
+    def _read_records(self) -> list[RunRecord]:
         try:
             run_ids = [entry.name for entry in os.scandir(self.store.root)]
         except FileNotFoundError:
@@ -158,7 +161,7 @@ class RunCache:
                 return
             self._refreshed_at = time.monotonic()
         try:
-            records, _ = self.store.scan()
+            records = self._read_records()
             unsettled = [record for record in records if not record.has_ended]
             unjudged = [record for record in records if not (record.health or {}).get("final")]
             refresh_runs(self.store, unsettled)

@@ -14,7 +14,7 @@ from pathlib import Path
 # Files up to this size are searched whole.
 MAX_WHOLE_BYTES = 1_000_000
 # The places that are read of a longer one, and the bytes at each.
-NUM_PLACES, PLACE_BYTES = 48, 16_384
+NUM_PLACES, PLACE_BYTES = 40, 8192
 _STEP = re.compile(rb'^\{"step": (\d+),', re.MULTILINE)
 
 

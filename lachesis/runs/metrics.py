@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -33,6 +34,7 @@ KEY_METRICS = ("reward/mean", "train/percent_correct", "train/loss",
                "tokens_per_second/sampled",
                "tokens_per_second/trained", "time/step", "time/rollouts", "time/forward_backward",
                "cost/total")  # fmt: skip
+_NUMBER_TYPES = frozenset({int, float})
 # Typical size of a line, which has some sixty numbers; longer lines only cost another read.
 ASSUMED_LINE_BYTES = 3000
 
@@ -190,10 +192,27 @@ def _parse_step(line: Json) -> Step | None:
     """
     if type(line.get("step")) is not int or not is_score(line["step"]):
         return None
+    if _has_only_numbers(line):
+        return line
     return {
         key: value if isinstance(value, int | float) and is_score(value) else None
         for key, value in line.items()
     }
+
+
+def _has_only_numbers(line: Json) -> bool:
+    """Return whether all values are finite numbers, as they nearly always are.
+
+    A long run has more than a hundred thousand of them, and a look at each would take most of the
+    time of reading its file.
+    """
+    values = line.values()
+    try:
+        # A sum is finite only if all of its parts are.
+        are_finite = _NUMBER_TYPES.issuperset(map(type, values)) and math.isfinite(sum(values))
+        return are_finite and is_score(max(values)) and is_score(min(values))
+    except OverflowError:
+        return False
 
 
 def sample_history(steps: list[Step], max_steps: int = 10) -> list[Step]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +18,8 @@ from lachesis.base.errors import ConfigError, LachesisError, UnknownRunError, Un
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.pages.missing_run import build_missing_run
 from lachesis.pages.run_cache import RunCache
+from lachesis.pages.run_filter import RunFilter
+from lachesis.pages.run_list import build_run_list
 from lachesis.runs.store import RunStore
 from lachesis.ui.compare_routes import COMPARE_ROUTES
 from lachesis.ui.curve_routes import CURVE_ROUTES
@@ -80,7 +84,16 @@ def _create_routes() -> Starlette:
             LachesisError: _show_lachesis_error,
             HTTPException: _show_http_error,
         },
+        lifespan=_read_ahead,
     )
+
+
+@contextlib.asynccontextmanager
+async def _read_ahead(app: Starlette) -> AsyncIterator[None]:
+    """Read the runs of the first page while the browser is still being opened."""
+    cache: RunCache = app.state.cache
+    threading.Thread(target=build_run_list, args=(cache, RunFilter()), daemon=True).start()
+    yield
 
 
 def _show_lachesis_error(request: Request, error: Any) -> Response:
