@@ -164,7 +164,9 @@ def _find_first_unscored_step(history: RunHistory) -> str:
 def count_invalid_since_last_step(history: RunHistory) -> tuple[float, float]:
     """Return the number of rollouts without a usable score since the last step, and their share."""
     counts, trend = history.facts.environment_counts, history.trend
-    raised = max(0.0, float(counts.get("failed_groups") or 0) - trend.raised)
+    raised = 0.0
+    if trend.raised is not None:
+        raised = max(0.0, float(counts.get("failed_groups") or 0) - trend.raised)
     invalid = max(0.0, float(counts.get("invalid_rollouts") or 0) - trend.invalid)
     invalid += raised * history.facts.group_size
     valid = max(0.0, float(counts.get("rollouts") or 0) - trend.rollouts)

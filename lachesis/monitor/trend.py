@@ -141,8 +141,10 @@ class Trend(BaseModel):
     """Rollouts that this attempt has trained on or dropped."""
     invalid: int = 0
     """Rollouts without a usable score that the steps of this attempt have counted."""
-    raised: int = 0
-    """Groups in whose scoring the environment raised, counted likewise."""
+    raised: int | None = None
+    """Groups in whose scoring the environment raised, counted likewise; None in sums that an older
+    release has begun, which did not count them.
+    """
     risen_at: int | None = None
     """The step at which it became certain that the reward had risen."""
     held_out: list[HeldOutTrendPoint] = []
@@ -154,13 +156,16 @@ class Trend(BaseModel):
             steps: Metrics of the new steps.
             since: Unix time at which this attempt started; earlier steps belong to another attempt.
         """
+        if self.last_step == 0:
+            self.raised = 0
         for step in steps:
             self.last_step = step["step"]
             self.peak_rate = max(self.peak_rate, step.get("train/learning_rate") or 0.0)
             if (step.get("time") or math.inf) >= since:
                 self.rollouts += int(step.get("batch/rollouts") or 0)
                 self.invalid += int(step.get("rollouts/invalid") or 0)
-                self.raised += int(step.get("rollouts/raised") or 0)
+                if self.raised is not None:
+                    self.raised += int(step.get("rollouts/raised") or 0)
             self._count_zero_signal(step)
             if step.get("reward/mean") is not None:
                 self._add_reward(step["step"], step["reward/mean"])

@@ -160,3 +160,15 @@ def test_counts_of_an_earlier_attempt_are_left_out() -> None:
         [{"step": 1, "time": 50.0, **counts}, {"step": 2, "time": 150.0, **counts}], since=100.0
     )
     assert (trend.rollouts, trend.invalid) == (8, 3)
+
+
+def test_sums_of_a_release_that_counted_less_say_nothing_of_what_it_did_not_count() -> None:
+    step = {"step": 1, "batch/rollouts": 8, "rollouts/raised": 2.0}
+    trend = Trend()
+    trend.add([step])
+    assert trend.raised == 2
+    saved = trend.model_dump()
+    del saved["raised"]
+    older = Trend.model_validate(saved)
+    older.add([{**step, "step": 2}])
+    assert older.raised is None

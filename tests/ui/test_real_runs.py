@@ -1,0 +1,99 @@
+"""Questions that a new user has, answered on the pages of four real runs without a command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from lachesis.ui.app import create_app
+from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_browser, serve
+from tests.ui.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
+from tests.ui.test_browser import assert_fits, wait_for_curves
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[str]:
+    """The pages of the runs; nothing is written, so that all tests may share them."""
+    (model,) = (tiny_model / "models").glob("tiny-*")
+    store = unpack_runs(tmp_path_factory.mktemp("recorded"), model)
+    with serve(create_app(store=store)) as address:
+        yield address
+
+
+@pytest.fixture(params=[(1280, False), (1280, True), (390, False), (390, True)],
+                ids=["wide light", "wide dark", "phone light", "phone dark"])  # fmt: skip
+def browser(request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
+    width, is_dark = request.param
+    with open_browser(address, width=width, is_dark=is_dark) as browser:
+        yield browser
+        assert_fits(browser)
+        browser.assert_calm()
+
+
+def test_which_of_three_runs_was_best_and_what_was_different(browser: Watched) -> None:
+    page = browser.page
+    browser.visit("/")
+    expect(page.locator(".lead").first).to_contain_text("One of 4 runs needs a look.")
+    for run_id in (GOOD, SLOW, SMALL_GROUPS):
+        page.locator(f"#tick-{run_id}").check()
+    page.locator("#tray a").click()
+    lead = page.locator(".lead")
+    expect(lead).to_contain_text("A and C are best, and 20 items cannot tell them apart:")
+    expect(lead).to_contain_text("0.781 and 0.766 held out, and they differ in group_size.")
+    expect(lead).to_contain_text("B is 0.33 behind, with learning_rate 0.0003.")
+    wait_for_curves(browser, 3)
+    assert_fits(browser)
+
+
+def test_wrong_answers_at_the_end_and_why_they_scored_0(browser: Watched) -> None:
+    page = browser.page
+    browser.visit(f"/runs/{GOOD}")
+    page.get_by_text("Read answers that are wrong").click()
+    expect(page.locator(".lead")).to_contain_text("held-out answers are wrong.")
+    expect(page.locator("#opened h2")).to_contain_text("Step 100")
+    for _ in range(3):
+        wrong = page.locator(".answer.down").first
+        expect(wrong.locator("header")).to_contain_text("0")
+        expect(wrong.locator("header")).to_contain_text("wrong")
+        answer = "".join(wrong.locator(".tokens i").first.inner_text().split("\n")[:1])
+        expected = page.locator(".turns div", has_text="expected").locator("dd").inner_text()
+        assert expected.isdigit()
+        assert answer != expected
+        heading = page.locator("#opened").get_attribute("aria-label")
+        page.get_by_role("link", name="Next", exact=True).first.click()
+        expect(page.locator("#opened")).not_to_have_attribute("aria-label", heading or "")
+    tokens = page.locator(".tokens").first
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#inspect")).to_contain_text("probability")
+
+
+def test_why_a_run_went_wrong_whose_verifier_broke(browser: Watched) -> None:
+    page = browser.page
+    browser.visit("/")
+    page.locator(".alarms a").first.click()
+    lead = page.locator(".lead")
+    expect(lead).to_contain_text("Have a look.")
+    expect(lead).to_contain_text("had no usable score, since step 46")
+    expect(lead).to_contain_text("ZeroDivisionError at arithmetic_strict.py:84")
+    wait_for_curves(browser, 5)
+    expect(page.locator("#chart-raised figcaption")).to_contain_text("Groups that raised")
+    assert_fits(browser)
+    page.get_by_role("navigation", name="This run").get_by_text("Logs").click()
+    page.locator(".services").get_by_text("environment").click()
+    expect(page.locator(".log mark").first).to_contain_text(re.compile("Error"))
+
+
+def test_every_page_of_each_run_fits_and_is_calm(browser: Watched) -> None:
+    page = browser.page
+    for run_id in (GOOD, SLOW, SMALL_GROUPS, BROKEN):
+        for tab in ("", "/rollouts", "/metrics", "/logs", "/settings"):
+            browser.visit(f"/runs/{run_id}{tab}")
+            expect(page.locator("h1")).to_contain_text(run_id)
+            assert_fits(browser)
