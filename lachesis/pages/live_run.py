@@ -10,6 +10,7 @@ from typing import Any
 
 from lachesis.base.json_text import Json
 from lachesis.pages.curve_series import CurveRequest, RunCurves
+from lachesis.pages.log_view import choose_log, view_log
 from lachesis.pages.run_cache import RunCache, stat_file
 from lachesis.pages.run_curves import locate_marks
 from lachesis.pages.run_overview import build_run_page
@@ -90,7 +91,12 @@ class LiveRun:
         """Return the parts of the page that read otherwise than before, as HTML by id."""
         self._rendered_at = time.monotonic()
         page = build_run_page(self.cache, self.run_id)
-        rendered = {"verdict": render_page("live_verdict.html.j2", page=page)}
+        log = view_log(page.record, self.run_dir, choose_log(page.record))
+        rendered = {
+            "verdict": render_page("live_verdict.html.j2", page=page),
+            "amounts": render_page("run_amounts.html.j2", page=page),
+            "service-logs": render_page("live_logs.html.j2", page=page, log=log),
+        }
         changed = {
             name: text for name, text in rendered.items() if text != self._rendered.get(name)
         }

@@ -41,7 +41,7 @@ def assert_fits(browser: Watched) -> None:
 
 def wait_for_curves(browser: Watched, count: int = 1) -> None:
     """Wait until at least so many curves are drawn."""
-    browser.page.wait_for_function(f"document.querySelectorAll('.plot canvas').length >= {count}")
+    browser.page.locator(".plot canvas").nth(count - 1).wait_for()
 
 
 @pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, True)])

@@ -50,7 +50,8 @@ function formatValue(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   let text;
-  if (size && size < 0.001) text = value.toExponential(1);
+  if (size && size < 0.0001) text = value.toExponential(1);
+  else if (size && size < 0.01) text = value.toPrecision(2);
   else if (size >= 10000) text = compactNumber.format(value);
   else text = value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 3);
   return text.replace("-", "−").replace("e-", "e−");
@@ -76,7 +77,7 @@ function formatTicks(values) {
     if (value === null) return "";
     if (value === 0) return "0";
     if (Math.abs(value) >= 10000) return compactNumber.format(value);
-    if (Math.abs(value) < 0.0001) return formatValue(value);
+    if (Math.abs(value) < 0.0001) return value.toExponential(0).replaceAll("-", "−");
     return value.toFixed(digits).replace("-", "−");
   });
 }
@@ -182,6 +183,12 @@ function listLines(figure) {
   return lines;
 }
 
+/** Return whether a small curve of a run's page would be a level line, which shows nothing. */
+function isFlat(figure, lines) {
+  if (!figure.matches("#curves .small")) return false;
+  return lines.every((line) => line.raw.length > 1 && line.raw.every((value) => value === line.raw[0]));
+}
+
 /** Return uPlot's data and series. The raw line lies under the mean, at a third of its strength. */
 function makeSeries(figure, lines) {
   const isLarge = figure.classList.contains("large");
@@ -199,7 +206,8 @@ function makeSeries(figure, lines) {
       stroke: line.colour,
       width: isLarge ? 2 : 1.5,
       dash: line.dash,
-      points: { show: line.x.length === 1, size: 6 },
+      // A single point makes no line.
+      points: { show: (chart) => chart.data[0].length < 2, size: 6 },
       spanGaps: true,
     });
   }
@@ -226,6 +234,8 @@ function drawFigure(figure) {
   charts.delete(figure);
   const lines = listLines(figure);
   if (!lines.length) return showEmpty(figure, "not measured");
+  figure.hidden = isFlat(figure, lines);
+  if (figure.hidden) return;
   plot.classList.remove("is-empty");
   plot.textContent = "";
   const { data, series } = makeSeries(figure, lines);
@@ -238,7 +248,6 @@ function drawFigure(figure) {
 function makeOptions(figure, plot, lines, series) {
   const isLarge = figure.classList.contains("large");
   const isCompared = figure.dataset.runs.includes(" ");
-  const range = makeRange(figure, lines);
   const isLog = "logScale" in figure.dataset;
   const axis = { stroke: readColour("ink-3"), font: FONT, ticks: { show: false } };
   const line = readColour("line");
@@ -256,7 +265,8 @@ function makeOptions(figure, plot, lines, series) {
     },
     scales: {
       x: { time: false, range: (chart, low, high) => rangeX(low, high) },
-      y: isLog ? { distr: 3 } : { range: () => range },
+      // The lines grow while a run trains, and their range with them.
+      y: isLog ? { distr: 3 } : { range: () => makeRange(figure, lines) },
     },
     axes: [
       { ...axis, grid: { show: false }, border: { show: true, stroke: line, width: 1 }, size: 28, gap: 6, space: isLarge ? 80 : 64, values: (chart, values) => values.map(formatPlace) },
@@ -533,7 +543,7 @@ function updateFigure(figure) {
   const chart = charts.get(figure);
   if (!chart) return drawFigure(figure);
   const lines = listLines(figure);
-  if (lines.length !== chart.lines.length) return drawFigure(figure);
+  if (lines.length !== chart.lines.length || isFlat(figure, lines)) return drawFigure(figure);
   const { data } = makeSeries(figure, lines);
   // The marks and the range are made of these lines.
   chart.lines.splice(0, chart.lines.length, ...lines);

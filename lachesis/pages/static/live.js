@@ -68,7 +68,7 @@ function catchUp() {
   if (list) htmx.trigger(list, "lachesis:changed");
   else if (findAll("figure[data-metrics]").length) {
     showCurves();
-    refreshParts(["verdict", "amounts", "services", "live"]);
+    refreshParts(["verdict", "amounts", "service-logs", "live"]);
   } else location.reload();
 }
 
