@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.pages.marks import Mark, choose_mark
+from lachesis.pages.marks import Mark, choose_mark, needs_a_look
 from lachesis.pages.small_pictures import IntervalDrawing, draw_interval
 from lachesis.pages.wording import format_percent, format_reward
 from lachesis.runs.held_out import HeldOutPoint
@@ -45,6 +45,8 @@ class RunVerdict:
     """The verdict in a few words."""
     lead_rest: str
     """The result in numbers."""
+    lead_chart: str
+    """The name of the curve that shows what needs a look, or nothing."""
     held_out: HeldOutEvidence | None
     findings: list[VerdictReason]
     advice: list[str]
@@ -91,6 +93,7 @@ def describe_verdict(
         mark=choose_mark(record),
         lead=lead,
         lead_rest=lead_rest,
+        lead_chart=_find_chart(lead_rest) if needs_a_look(record) else "",
         held_out=_describe_held_out(before, after),
         findings=[VerdictReason(text, _find_chart(text)) for text in sentences[:MAX_FINDINGS]],
         advice=[_end_sentence(str(sentence)) for sentence in advice],
