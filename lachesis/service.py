@@ -150,6 +150,7 @@ class LachesisService:
         launch_inputs.require_loadable_model(
             config.openai.model_name, self.store.home, profile=request.profile
         )
+        launch_inputs.require_trackers(config)
         if request.require_validation:
             files = mixture.list_environment_files(launch.environment, config)
             gate.require_validation(self.tests, config, files)

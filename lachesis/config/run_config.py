@@ -252,6 +252,8 @@ def _derive_values(
     sections: dict[str, dict[str, Any]], environment: str, model: str | None
 ) -> None:
     """Set values that follow from others or from the launch."""
+    if "wandb" in (sections["tinker"].get("trackers") or ()):
+        sections["tinker"]["use_wandb"] = True
     if sections["tinker"].get("use_wandb") is False:
         # Without W&B in the trainer the environment does not log to it either.
         sections["env"]["use_wandb"] = False

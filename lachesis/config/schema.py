@@ -11,6 +11,7 @@ from lachesis.base.number_types import MAX_SEED
 from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
 
+TrackerName = Literal["wandb", "tensorboard", "trackio"]
 LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
 
 
@@ -192,6 +193,10 @@ class TinkerSection(Section):
     """
     use_wandb: bool = True
     """Whether the trainer logs to W&B: online with a key, else offline into the run's folder."""
+    trackers: list[TrackerName] = []
+    """Further places that metrics are logged to: tensorboard (files in the run's folder), trackio
+    (a database on this machine), or wandb, which is the same as use_wandb.
+    """
     final_evaluation: bool = False
     """Evaluate the base and the trained model on held-out items when training ends."""
 
@@ -199,6 +204,12 @@ class TinkerSection(Section):
     @classmethod
     def _rename_old_fields(cls, values: Any) -> Any:
         return rename_old_fields("tinker", values)
+
+    @property
+    def tracker_names(self) -> list[TrackerName]:
+        """Return the trackers of a run, W&B first if it is used."""
+        wandb: list[TrackerName] = ["wandb"] if self.use_wandb else []
+        return list(dict.fromkeys([*wandb, *self.trackers]))
 
 
 class RolloutsSection(Section):

@@ -15,15 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base import paths
-from lachesis.base.errors import FieldValueError, ModelNotFoundError, shorten
+from lachesis.base.errors import (
+    FieldValueError,
+    MissingDependencyError,
+    ModelNotFoundError,
+    shorten,
+)
 from lachesis.base.model_files import require_model
 from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import ConfigFields
+from lachesis.config.profiles import list_missing_modules
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import ForkSource
 from lachesis.tiny_model import build as tiny_model_build
 from lachesis.validation.inference_tests import EMBEDDED
 
+# The module that each experiment tracker needs.
+TRACKER_MODULES = {"wandb": "wandb", "tensorboard": "tensorboardX", "trackio": "trackio"}
 # The name by which users select the tiny model that knows sums.
 TINY_MODEL = "tiny"
 TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
@@ -179,6 +187,18 @@ def require_loadable_model(model: str, home: Path, *, profile: str = "embedded")
     """
     if Path(model) != get_default_tiny_model_path(home):
         require_model(model, needs_weights=profile == "embedded")
+
+
+def require_trackers(config: RunConfig) -> None:
+    """Raise MissingDependencyError for an experiment tracker whose package is not installed."""
+    modules = {name: TRACKER_MODULES[name] for name in config.tinker.tracker_names}
+    missing = list_missing_modules(modules.values())
+    for name, module in modules.items():
+        if module in missing:
+            raise MissingDependencyError(
+                f"the tracker {name} needs {module}, which is not installed: pip install "
+                f"'lachesis-rl[trackers]'; or leave it out of tinker.trackers"
+            )
 
 
 def resolve_tested_model(name: str, home: Path) -> str:

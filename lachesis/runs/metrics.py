@@ -1,4 +1,4 @@
-"""Store the metrics of a run: one JSON line per step in `metrics.jsonl`, and W&B if requested."""
+"""Store the metrics of a run: one JSON line per step in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from lachesis.runs.held_out import is_evaluation_key
 log = logging.getLogger(__name__)
 
 Step = dict[str, Any]
-# How long to wait for W&B before a run is logged offline.
-INIT_TIMEOUT_S = 30.0
 # Number of evaluations that failed since the previous line; it stays with its line.
 FAILED_KEY = "eval/failed"
 # The metrics that a report shows; `metrics.jsonl` has all of them.
@@ -225,103 +222,3 @@ def sample_history(steps: list[Step], max_steps: int = 10) -> list[Step]:
 def select_key_metrics(step: Step) -> Step:
     """Return the step with its time and the metrics that a report shows."""
     return {name: step[name] for name in ("step", "time", *KEY_METRICS) if name in step}
-
-
-class WandbSink:
-    """Log to W&B from a thread, so that a slow start or a lost connection never delays training.
-
-    It logs online with WANDB_API_KEY; without it, or if W&B does not respond, offline into the
-    run's folder. The entity is W&B's own default for the key.
-    """
-
-    def __init__(
-        self, folder: Path, *, project: str, group: str | None, name: str, config: dict[str, Any]
-    ) -> None:
-        self.url: str | None = None
-        self.error: str | None = None
-        self._folder = folder
-        self._settings: dict[str, Any] = {
-            "project": project,
-            "group": group,
-            "name": name,
-            "config": config,
-        }
-        self._queue: list[tuple[int, dict[str, float]] | None] = []
-        self._queue_condition = threading.Condition()
-        # Whether the thread has stopped reading the queue.
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="wandb", daemon=True)
-        self._thread.start()
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Queue the metrics of a step; they are dropped if logging has stopped."""
-        self._put((step, metrics))
-
-    def close(self, timeout_s: float = 20.0) -> None:
-        """Send the queued metrics, for at most `timeout_s` seconds."""
-        self._put(None)
-        self._thread.join(timeout_s)
-
-    def _put(self, item: tuple[int, dict[str, float]] | None) -> None:
-        with self._queue_condition:
-            if not self._is_closed:
-                self._queue.append(item)
-                self._queue_condition.notify()
-
-    def _run(self) -> None:
-        try:
-            run = self._start_run()
-            self.url = getattr(run, "url", None)
-            # Held-out results are plotted at the step of the weights they were made with.
-            run.define_metric("eval/*", step_metric="eval/step")
-            while (item := self._take_item()) is not None:
-                run.log(item[1], step=item[0])
-            run.finish()
-        except Exception as error:  # W&B holds a copy; the original is metrics.jsonl.
-            self.error = (
-                f"W&B logging stopped ({type(error).__name__}: {error}); metrics.jsonl is still "
-                "written"
-            )
-            log.warning(self.error)
-        finally:
-            with self._queue_condition:
-                self._is_closed = True
-                self._queue.clear()
-
-    def _start_run(self) -> Any:
-        """Start a W&B run: online with a key if W&B responds, else offline."""
-        import wandb
-
-        mode: Any = os.environ.get("WANDB_MODE") or (
-            "online" if os.environ.get("WANDB_API_KEY") else "offline"
-        )
-        run_options: dict[str, Any] = {**self._settings, "dir": str(self._folder)}
-        # A resumed run continues the same W&B run. Offline, W&B refuses that after a failed attempt
-        # online.
-        resume_options: dict[str, Any] = (
-            {"id": self._folder.name, "resume": "allow"} if mode == "online" else {}
-        )
-        try:
-            return wandb.init(
-                mode=mode, settings=_make_quiet_settings(), **resume_options, **run_options
-            )
-        except wandb.errors.Error as error:  # W&B did not respond or rejected the key.
-            self.error = (
-                f"W&B cannot be used ({str(error).splitlines()[0]}); the run is logged offline, "
-                f"and `wandb sync` uploads it"
-            )
-            log.warning(self.error)
-            return wandb.init(mode="offline", settings=_make_quiet_settings(), **run_options)
-
-    def _take_item(self) -> tuple[int, dict[str, float]] | None:
-        """Wait for the next step's metrics; None means that there are no more."""
-        with self._queue_condition:
-            self._queue_condition.wait_for(lambda: bool(self._queue))
-            return self._queue.pop(0)
-
-
-def _make_quiet_settings() -> Any:
-    """Return new settings for one call, because W&B writes into them."""
-    import wandb
-
-    return wandb.Settings(silent=True, init_timeout=INIT_TIMEOUT_S)

@@ -158,6 +158,7 @@ def _drop_unwanted_wandb(record: RunRecord, folder: RunDir, config: RunConfig) -
         os.environ.get("WANDB_API_KEY")
         or os.environ.get("WANDB_MODE")
         or record.set_fields.get("tinker.use_wandb")
+        or "wandb" in config.tinker.trackers
         or (folder.path / "wandb").is_dir()
     )
     if is_wanted or not config.tinker.use_wandb:

@@ -99,6 +99,7 @@ def make_trainer_spec(
     env = {
         **make_model_hub_env(config, weights=False),
         **(select_env_by_prefix("WANDB_") if config.tinker.use_wandb else {}),
+        **(select_env_by_prefix("TRACKIO_") if "trackio" in config.tinker.trackers else {}),
     }
     if record.profile == "embedded":
         env |= make_engine_client_env(ports["engine"], token)

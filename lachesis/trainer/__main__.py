@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from lachesis.base.errors import LachesisError
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.metrics import WandbSink
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.store import RunStore
 from lachesis.trainer.serving import (
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from lachesis.trainer.evaluations import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
     from lachesis.trainer.policy import Policy
-    from lachesis.trainer.usage import Usage
+from lachesis.trainer.trackers import create_trackers
+from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
 
@@ -238,7 +238,7 @@ async def _create_trainer(
         checkpoint_manager=checkpoint_manager,
         state=state,
         run_dir=run_dir,
-        wandb=_create_wandb_sink(config, run_dir.path) if config.tinker.use_wandb else None,
+        trackers=create_trackers(config, run_dir.path),
         tokenizer=tokenizer,
     )
 
@@ -265,8 +265,7 @@ async def _serve_and_train(
                 await stop.wait()
                 trainer.note_final_evaluation(_read_final_evaluation(trainer.run_dir))
     finally:
-        if trainer.wandb:
-            await asyncio.to_thread(trainer.wandb.close)
+        await asyncio.to_thread(trainer.trackers.close)
         await trainer.rollout_client.close()
 
 
@@ -296,16 +295,6 @@ def _read_final_evaluation(run_dir: RunDir) -> dict[str, float]:
         log.warning("the final evaluation is not in the metrics: %s", error)
         return {}
     return record.evaluation.get("after", {})
-
-
-def _create_wandb_sink(config: RunConfig, run_folder: Path) -> WandbSink:
-    return WandbSink(
-        run_folder,
-        project=config.tinker.wandb_project,
-        group=config.tinker.wandb_group,
-        name=f"{config.environment}-{run_folder.name}",
-        config=config.model_dump(mode="json"),
-    )
 
 
 if __name__ == "__main__":

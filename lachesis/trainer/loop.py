@@ -13,7 +13,7 @@ from lachesis.base.cancellation import run_unless_stopped
 from lachesis.base.errors import BatchError
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.held_out import is_evaluation_key, to_point
-from lachesis.runs.metrics import MetricsFile, WandbSink
+from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.rollout_files import RolloutFolder
 from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.advantages import compute_learning_rate
@@ -27,6 +27,7 @@ from lachesis.trainer.rollout_writer import RolloutWriter, StepRollouts
 from lachesis.trainer.sft_stage import run_sft_stage
 from lachesis.trainer.state import TrainerState
 from lachesis.trainer.step_metrics import StepAccounting, StepTimer
+from lachesis.trainer.trackers import Trackers
 from lachesis.trainer.training_metrics import compute_rollout_metrics
 from lachesis.trainer.weight_sync_check import WeightSyncCheck, select_probe_tokens
 
@@ -50,7 +51,7 @@ class Trainer:
         checkpoint_manager: CheckpointManager,
         state: TrainerState,
         run_dir: RunDir,
-        wandb: WandbSink | None,
+        trackers: Trackers,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.config, self.policy, self.rollout_client, self.checkpoint_manager, self.state = (
@@ -60,7 +61,7 @@ class Trainer:
             checkpoint_manager,
             state,
         )
-        self.wandb, self.tokenizer, self.run_dir = wandb, tokenizer, run_dir
+        self.trackers, self.tokenizer, self.run_dir = trackers, tokenizer, run_dir
         self.metrics_file = MetricsFile(run_dir.metrics)
         self.weight_sync_check = WeightSyncCheck(policy)
         self.step_accounting = StepAccounting(run_dir, config.tinker.prices)
@@ -320,9 +321,9 @@ class Trainer:
         )
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
-        if metrics and self.metrics_file.add_evaluation(metrics) and self.wandb:
+        if metrics and self.metrics_file.add_evaluation(metrics):
             # At the last step itself, W&B would replace another result.
-            self.wandb.log(self.state.step + 1, metrics)
+            self.trackers.log(self.state.step + 1, metrics)
 
     def _write_step_metrics(self, metrics: dict[str, float], timer: StepTimer) -> None:
         metrics = {
@@ -335,9 +336,9 @@ class Trainer:
         metrics |= self._take_evaluations()
         self.metrics_file.append(self.state.step, metrics)
         self._unwritten_metrics = None
-        if self.wandb:
-            self.wandb.log(self.state.step, metrics)
-            self.state.wandb_url, self.state.wandb_error = self.wandb.url, self.wandb.error
+        self.trackers.log(self.state.step, metrics)
+        if wandb := self.trackers.wandb:
+            self.state.wandb_url, self.state.wandb_error = wandb.url, wandb.error
         log.info(
             "step %d/%d reward %.3f",
             self.state.step,

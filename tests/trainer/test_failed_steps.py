@@ -23,6 +23,7 @@ from lachesis.trainer.checkpoint_manager import CheckpointManager
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.state import TrainerState
+from lachesis.trainer.trackers import Trackers
 from tests.conftest import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2
@@ -94,7 +95,7 @@ class Run:
             checkpoint_manager=keeper,
             state=TrainerState(step=keeper.step),
             run_dir=self.folder,
-            wandb=None,
+            trackers=Trackers([]),
             tokenizer=self.tokenizer,
         )
         try:

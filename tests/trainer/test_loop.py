@@ -26,6 +26,7 @@ from lachesis.trainer.loop import Trainer
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_client import RolloutClient
 from lachesis.trainer.state import TrainerState
+from lachesis.trainer.trackers import Trackers
 
 Make = Callable[..., Any]
 
@@ -75,7 +76,7 @@ async def trainer(
                 checkpoint_manager=keeper,
                 state=TrainerState(),
                 run_dir=RunDir(tmp_path.parent, tmp_path.name),
-                wandb=None,
+                trackers=Trackers([]),
                 tokenizer=AutoTokenizer.from_pretrained(engine.model),
             )
 
