@@ -20,13 +20,18 @@ from lachesis.runs.budgets import compute_budget_usage, find_exceeded_limit, rea
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
+from lachesis.runs.run_record import RunRecord, describe_attempt, get_attempt_duration_s
 from lachesis.runs.store import RunStore
 
 
 def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
     """Return the changes to the record of a run that continues from its newest checkpoint."""
+    past_attempts = list(record.past_attempts)
+    # A flow that was killed goes on with an attempt whose end nobody has recorded.
+    if record.attempt not in {past.attempt for past in past_attempts}:
+        past_attempts.append(describe_attempt(record))
     return {
+        "past_attempts": past_attempts,
         "status": "pending",
         "phase": "queued",
         "error": None,

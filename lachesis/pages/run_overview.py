@@ -27,7 +27,12 @@ from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import Step
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.run_dir import RunDir, shorten_service_name
-from lachesis.runs.run_record import RunRecord, describe_service_state
+from lachesis.runs.run_record import (
+    PastAttempt,
+    RunRecord,
+    describe_attempt,
+    describe_service_state,
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ class RunPage:
     """Starts the same run again; one line per option."""
     started_by: str
     """The command line that has started it, or nothing."""
+    attempts: list[PastAttempt]
+    """All attempts, the present one last; with one alone there is nothing to tell."""
     services: list[ServiceRow]
 
 
@@ -133,6 +140,7 @@ def build_run_page(cache: RunCache, run_id: str) -> RunPage:
         settings=list_settings(record, config) if config else [],
         command=make_repeat_command(record),
         started_by=str((read_provenance(run_dir) or {}).get("command") or ""),
+        attempts=[*record.past_attempts, describe_attempt(record)],
         services=list_services(record, run_dir),
     )
 

@@ -38,6 +38,20 @@ class AdditionalEnvironment(BaseModel):
     fingerprint: str
 
 
+class PastAttempt(BaseModel):
+    """Describe an attempt that has ended, after which the run was resumed."""
+
+    attempt: int
+    started_at: IsoTime | None
+    duration_s: float
+    first_step: int
+    last_step: int | None
+    """The step of its last judgement; None if it was never judged."""
+    status: str
+    reason: str | None
+    """Why it ended, if it did not complete."""
+
+
 # How the stop reason of a scheduled run begins that was skipped.
 SKIPPED = "skipped: "
 # Names of fields in the records of 0.1.0.
@@ -112,6 +126,8 @@ class RunRecord(BaseModel):
     attempt_duration_s: float | None = None
     """Duration of this attempt in seconds, once it has ended."""
     attempt: int = 1
+    past_attempts: list[PastAttempt] = []
+    """The attempts before this one; of runs of an older release only those since then."""
     wandb_project: str
     wandb_run_name: str
     resumed: dict[str, Any] | None = None
@@ -201,6 +217,20 @@ class RunRecord(BaseModel):
                 for name, environment in self.additional_environments.items()
             },
         }
+
+
+def describe_attempt(record: RunRecord) -> PastAttempt:
+    """Return the present attempt as one that has ended."""
+    reason = record.stop_reason or record.error
+    return PastAttempt(
+        attempt=record.attempt,
+        started_at=record.started_at,
+        duration_s=round(get_attempt_duration_s(record), 1),
+        first_step=int((record.resumed or {}).get("step") or 0) + 1,
+        last_step=(record.health or {}).get("step"),
+        status=record.status,
+        reason=reason.splitlines()[0] if reason else None,
+    )
 
 
 def mark_services_exited(services: Mapping[str, ServiceRecord]) -> dict[str, ServiceRecord]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from lachesis.orchestration.resuming import make_next_attempt_changes
 from lachesis.runs.store import RunStore
 from lachesis.ui import sign_in
 from lachesis.ui.app import create_app
@@ -225,6 +226,19 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
     living = client.get(f"/runs/{LIVING}").text
     assert f'data-stream="/runs/{LIVING}/events"' in living
     assert "2 of 10" in living
+
+
+def test_a_resumed_run_says_how_its_attempts_ended(client: TestClient, store: RunStore) -> None:
+    assert "How it ended" not in client.get(f"/runs/{FAILED}").text
+    store.update(FAILED, started_at="2026-01-01T00:00:00+00:00", stop_reason="its token budget")
+    store.update(FAILED, **make_next_attempt_changes(store.load(FAILED)))
+    store.update(FAILED, **make_next_attempt_changes(store.load(FAILED)))
+    (first, second) = store.load(FAILED).past_attempts
+    assert (first.attempt, first.status, first.reason) == (1, "failed", "its token budget")
+    assert (second.attempt, second.status, second.reason) == (2, "pending", None)
+    text = client.get(f"/runs/{FAILED}").text
+    assert "How it ended" in text
+    assert "failed: its token budget" in text
 
 
 def test_a_comparison_names_the_best(client: TestClient) -> None:
