@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lachesis.base.errors import StorageError, shorten
 from lachesis.base.json_text import Json
+from lachesis.base.units import format_duration
 from lachesis.catalog.scan import scan_environments
 from lachesis.pages.marks import Mark, make_mark
 from lachesis.pages.rollout_answers import AnswerColumn, build_answers
@@ -101,7 +102,10 @@ class EnvironmentTestPage:
     lead_rest: str
     models: list[ModelResult]
     history: list[NightMark]
-    forecast: Json | None
+    stages: list[tuple[str, str]]
+    """What was done and how it ended, and a message where there is one."""
+    forecast: list[tuple[str, str]]
+    """What a run on this environment takes, by name."""
     commands: list[str]
 
 
@@ -204,9 +208,38 @@ def build_test_page(tests: InferenceTestStore, test_id: str) -> EnvironmentTestP
         lead_rest=lead_rest,
         models=models,
         history=list_history(same),
-        forecast=((test.result or {}).get("summary") or {}).get("forecast"),
+        stages=_list_stages(test),
+        forecast=_describe_forecast(((test.result or {}).get("summary") or {}).get("forecast")),
         commands=[f"lachesis train {name}", f"lachesis test {name}", f"lachesis envs {name}"],
     )
+
+
+def _list_stages(test: InferenceTest) -> list[tuple[str, str]]:
+    """Return the stages, with a model's name in place of its folder on this machine."""
+    stages = []
+    for stage in test.stages:
+        name = stage.name
+        for model in test.request.models:
+            name = name.replace(model, shorten_model_name(model))
+        took = f", {format_duration(stage.seconds)}" if stage.seconds else ""
+        stages.append((f"{name}: {stage.status}{took}", stage.message or ""))
+    return stages
+
+
+def _describe_forecast(forecast: Json | None) -> list[tuple[str, str]]:
+    """Return the ranges of a forecast that are known."""
+    rows = []
+    for key, name in (("tokens", "Tokens of a run"), ("hours", "Training"), ("cost_usd", "Cost")):
+        if not (known := (forecast or {}).get(key)):
+            continue
+        low, high = known["low"], known["high"]
+        if key == "hours":
+            text = f"{format_duration(low * 3600)} to {format_duration(high * 3600)}"
+        else:
+            unit = "$" if key == "cost_usd" else ""
+            text = f"{unit}{low:,.0f} to {unit}{high:,.0f}"
+        rows.append((name, text))
+    return rows
 
 
 def _write_test_lead(test: InferenceTest) -> tuple[str, str]:
