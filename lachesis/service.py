@@ -373,11 +373,14 @@ class LachesisService:
         Raises:
             StorageError: A file cannot be written.
         """
-        from lachesis.reporting.html import write_report
+        from lachesis.pages.run_report import write_page
+        from lachesis.reporting.html import write_charts
 
         run_dir, record = self.store.dir(run_id), refresh_health(self.store, self.get_run(run_id))
         folder = target or run_dir.path / "report"
-        return write_report(record, run_dir, self.get_results(run_id), folder)
+        results, page = self.get_results(run_id), folder / "report.html"
+        write_page(record, run_dir, results, page)
+        return [page, *write_charts(run_dir, results, folder)]
 
     def read_log(self, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
         """Return a log file of the run, its last lines, and the position at which to continue

@@ -23,7 +23,6 @@ from lachesis.reporting.comparison import (
     Comparison,
     compare_runs,
     find_best_run,
-    write_comparison,
 )
 from lachesis.reporting.run_summary import get_model_name
 from lachesis.runs.held_out import describe_share
@@ -45,8 +44,10 @@ def handle_compare(args: argparse.Namespace) -> None:
     comparison = compare_runs(service.store, [service.get_run(run) for run in args.runs])
     answer = comparison.to_payload()
     if args.html:
+        from lachesis.pages.compare_report import write_comparison
+
         page = Path(args.html).expanduser()
-        write_comparison(comparison, list_rows(comparison), page)
+        write_comparison(comparison, page)
         answer["html"] = str(page)
     print_answer(args, answer, render_comparison(comparison, answer.get("html")))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lachesis.base import waiting
 from lachesis.base.errors import RunStateError
 from lachesis.cli import show_runs
-from lachesis.cli.console import print_answer
+from lachesis.cli.console import print_answer, print_note
 from lachesis.orchestration import submit
 from lachesis.orchestration.server import require_server
 from lachesis.runs import export as weights
@@ -102,3 +102,5 @@ def handle_report(args: argparse.Namespace) -> None:
     print_answer(
         args, {"files": [str(file) for file in files]}, "\n".join(str(file) for file in files)
     )
+    if args.open and not webbrowser.open(files[0].resolve().as_uri()):
+        print_note("no browser was found here; the first file is the page")

@@ -87,13 +87,26 @@ def build_compare_page(
         ArgumentsError: There are fewer than two runs, or too many.
         UnknownRunError: One of them does not exist.
     """
-    if not 2 <= len(run_ids) <= MAX_COMPARED_RUNS:
+    _check_number(len(run_ids))
+    return make_compare_page(read_comparison(cache, run_ids), shows_equal=shows_equal)
+
+
+def _check_number(num_runs: int) -> None:
+    if not 2 <= num_runs <= MAX_COMPARED_RUNS:
         raise ArgumentsError(
-            f"{len(run_ids)} runs were asked for; allowed: 2 to {MAX_COMPARED_RUNS}, as in "
+            f"{num_runs} runs were asked for; allowed: 2 to {MAX_COMPARED_RUNS}, as in "
             "/compare?runs=a,b"
         )
-    comparison = read_comparison(cache, run_ids)
+
+
+def make_compare_page(comparison: Comparison, *, shows_equal: bool = False) -> ComparePage:
+    """Return the page of a comparison.
+
+    Raises:
+        ArgumentsError: There are fewer than two runs, or too many.
+    """
     runs = comparison.runs
+    _check_number(len(runs))
     lead, lead_rest = write_compare_lead(comparison)
     differing = comparison.differing
     keys = dict.fromkeys(key for run in runs for key in run.summary.settings)

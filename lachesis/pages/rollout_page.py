@@ -245,7 +245,7 @@ def _open_trained(
         expected=expected,
         facts=facts,
         answers=build_answers(rows, tokenizer, by_difference=wanted.by_difference),
-        summary=_describe_scores([row["score"] for row in rows]),
+        summary=describe_scores([row["score"] for row in rows]),
         item_key=item_key,
         timeline=_list_timeline(table, item_key),
         has_tokens=tokenizer is not None,
@@ -273,7 +273,7 @@ def _open_held_out(groups: Sequence[HeldOutGroup], when: str, number: int) -> Op
         expected=group.expected,
         facts=[],
         answers=build_answers(rows, None),
-        summary=_describe_scores(group.scores),
+        summary=describe_scores(group.scores),
         item_key="",
         timeline=[],
         has_tokens=True,
@@ -283,7 +283,8 @@ def _open_held_out(groups: Sequence[HeldOutGroup], when: str, number: int) -> Op
     )
 
 
-def _describe_scores(scores: Sequence[float | None]) -> str:
+def describe_scores(scores: Sequence[float | None]) -> str:
+    """Return how many answers of a group are right, and their mean score."""
     known = [score for score in scores if score is not None]
     if not known:
         return f"none of {len(scores)} has a score"

@@ -120,7 +120,14 @@ def build_run_page(cache: RunCache, run_id: str) -> RunPage:
     """
     record = cache.load_record(run_id)
     run_dir, steps = cache.store.dir(run_id), cache.read_steps(run_id)
-    summary, config = cache.summarize(record), read_config(run_dir)
+    return make_run_page(record, run_dir, steps, cache.summarize(record))
+
+
+def make_run_page(
+    record: RunRecord, run_dir: RunDir, steps: list[Step], summary: RunSummary
+) -> RunPage:
+    """Return the page of a run of which all this was read."""
+    config = read_config(run_dir)
     curve = build_run_curve(record, run_dir, steps)
     last_step = steps[-1] if steps else {}
     usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))

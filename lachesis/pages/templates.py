@@ -1,6 +1,7 @@
 """Render the templates of the pages.
 
-What models and environments wrote is text: every value is escaped, and no value is marked as safe.
+What models and environments wrote is text: every value is escaped. Only this program's own styles
+and scripts are not; see `lachesis.pages.report_assets`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def get_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["is_report"] = False
     environment.filters.update(
         reward=wording.format_reward,
         interval=wording.format_interval,

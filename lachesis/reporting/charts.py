@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lachesis.reporting.run_answers import RunResults
@@ -108,31 +107,6 @@ def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
         _plot_running_mean(axes[1], steps, key, colour, key.rsplit("/", 1)[1])
     axes[1].set(xlabel="step", ylabel="tokens per second")
     axes[1].legend(frameon=False, fontsize=8)
-    return figure
-
-
-def draw_compared_curves(curves: Mapping[str, Sequence[tuple[int, float]]], label: str) -> Any:
-    """Draw one curve per run.
-
-    Args:
-        curves: The points (step, value) by the name of the run. A curve of many points is drawn as
-            its moving average.
-        label: The name of the values.
-    """
-    figure, (axis,) = _make_axes(1)
-    for (name, points), colour in zip(
-        curves.items(), itertools.cycle((BLUE, ORANGE, *MORE_COLOURS)), strict=False
-    ):
-        steps, values = [step for step, _ in points], [value for _, value in points]
-        if len(values) > 2 * SMOOTHING_STEPS:
-            axis.plot(steps, values, color=colour, linewidth=0.5, alpha=0.4)
-            values = _compute_running_mean(values)
-        marker = "o" if len(values) <= SMOOTHING_STEPS else None
-        axis.plot(
-            steps, values, color=colour, linewidth=1.8, marker=marker, markersize=4, label=name
-        )
-    axis.set(xlabel="step", ylabel=label)
-    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 

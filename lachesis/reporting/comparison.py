@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lachesis.base.files import storage_errors, write_private
+from lachesis.base.files import storage_errors
 from lachesis.base.intervals import newcombe_interval
 from lachesis.base.json_text import Json
-from lachesis.reporting.charts import draw_compared_curves
 from lachesis.reporting.run_summary import (
     RunSummary,
     find_differing_settings,
     summarize_run,
 )
-from lachesis.reporting.templates import render_svg, render_template
 from lachesis.runs.evaluation_results import build_run_curve
 from lachesis.runs.held_out import HeldOutPoint, describe_point
 from lachesis.runs.metrics import MetricsFile, Step
@@ -128,55 +125,3 @@ def is_behind(point: HeldOutPoint | None, best: HeldOutPoint) -> bool:
         return False
     low, _ = newcombe_interval(best.percent_correct, best.items, point.percent_correct, point.items)
     return low > 0
-
-
-def write_comparison(comparison: Comparison, rows: Sequence[Sequence[Any]], file: Path) -> None:
-    """Write a page with the table and the curves of the compared runs.
-
-    Args:
-        comparison: The runs.
-        rows: The table: a row has a name and a text for each run.
-        file: The HTML file to write.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
-    figures = [
-        (title, render_svg(draw_compared_curves(series, label)))
-        for title, label, series in (
-            ("Reward", "reward/mean", _list_rewards(comparison)),
-            ("Held out", "share correct", _list_held_out(comparison)),
-        )
-        if series
-    ]
-    page = render_template(
-        "comparison.html.j2",
-        runs=[run.record for run in comparison.runs],
-        rows=rows,
-        verdict=find_best_run(comparison.runs),
-        drawings=figures,
-    )
-    with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_private(file, page)
-
-
-def _list_rewards(comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
-    """Return the mean reward of each step by run, for runs that have steps."""
-    curves = {
-        run.record.title: [
-            (step["step"], step["reward/mean"])
-            for step in run.steps
-            if step.get("reward/mean") is not None
-        ]
-        for run in comparison.runs
-    }
-    return {title: curve for title, curve in curves.items() if curve}
-
-
-def _list_held_out(comparison: Comparison) -> dict[str, list[tuple[int, float]]]:
-    curves = {
-        run.record.title: [(point.step, point.percent_correct) for point in run.curve]
-        for run in comparison.runs
-    }
-    return {title: curve for title, curve in curves.items() if curve}

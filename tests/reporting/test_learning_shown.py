@@ -116,7 +116,7 @@ def test_a_dead_run_has_one_word_everywhere(
     assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
     assert "broken: " in overview
     page = LachesisService(store.home).write_report(RUN, tmp_path / "report")[0].read_text()
-    assert '<span class="word broken">broken</span>' in page
+    assert "It is broken." in page
     assert "100% of 6,400 rollouts had no usable score" in page
 
 
@@ -293,8 +293,8 @@ def test_a_run_that_stands_still_is_nowhere_green(
         assert "\x1b[32m" not in shown.partition("healthy")[0][-12:]
     assert artifact_content.build_overview_row(stalled)["stalled in"] == "sampler"
     page = service.write_report(RUN, tmp_path / "report")[0].read_text()
-    assert "word healthy" not in page.partition("<body>")[2]
-    assert f"stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
+    assert "mark good" not in page.partition("<body>")[2]
+    assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
 
 
 def test_a_step_that_is_far_too_late_has_no_time_left(store: RunStore, stalled: RunRecord) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
-from lachesis.reporting.html import write_report
+from lachesis.pages.run_report import write_page
 from lachesis.runs.provenance import MAIN_PACKAGES, read_provenance, write_provenance
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
@@ -126,7 +126,8 @@ def test_status_and_report_show_it(
     assert json.loads(capsys.readouterr().out)["provenance"] == provenance
     service = LachesisService()
     run_dir, results = service.store.dir("0123abcd"), service.get_results("0123abcd")
-    page = write_report(service.store.load("0123abcd"), run_dir, results, tmp_path / "report")[0]
+    page = tmp_path / "report" / "report.html"
+    write_page(service.store.load("0123abcd"), run_dir, results, page)
     assert "What was run" in page.read_text()
     assert f"prefect {provenance['packages']['prefect']}" in page.read_text()
 

@@ -81,6 +81,7 @@ def _add_result_commands(add_command: AddCommand) -> None:
     )
     add_run(report)
     report.add_argument("--to", metavar="DIR", help="a folder (default: the run's own, report/)")
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
     add_run(add_command("open", "Open the page of a run in a browser.", "lachesis open @last"))
 
 
