@@ -8,7 +8,7 @@ from pathlib import Path
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
-from lachesis.base.units import format_duration
+from lachesis.base.units import format_duration, shorten_count
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration.submit import get_run_url
 from lachesis.pages.charts import ChosenCharts, choose_charts
@@ -136,7 +136,11 @@ def make_run_page(
         summary=summary,
         verdict=describe_verdict(record, summary.step, summary.reward, curve),
         next_steps=list_next_steps(record, run_dir, last_step, NEXT_STEP_COMMANDS),
-        facts=_list_facts(record, summary, config, usage),
+        facts=[
+            *_list_facts(record, summary, config, usage),
+            *([forecast] if (forecast := _list_forecast(record)) else []),
+            *([links] if (links := _list_links(record, run_dir)) else []),
+        ],
         meters=_list_meters(record, summary, config, usage),
         ends_in=_describe_end(record, steps),
         charts=choose_charts(steps),
@@ -187,15 +191,32 @@ def _list_facts(
         settings.append(Fact("Started from", record.forked_from))
     if record.schedule:
         settings.append(Fact("Schedule", record.schedule))
-    return [group for group in (made, settings, _list_links(record)) if group]
+    return [group for group in (made, settings) if group]
 
 
-def _list_links(record: RunRecord) -> list[Fact]:
+def _list_forecast(record: RunRecord) -> list[Fact]:
+    """Return what a validation of the same code forecast for all steps."""
+    forecast = record.forecast or {}
+    facts = []
+    if tokens := forecast.get("tokens"):
+        span = f"{shorten_count(tokens['low'])} to {shorten_count(tokens['high'])}"
+        facts.append(Fact("Forecast of tokens", span))
+    if hours := forecast.get("hours"):
+        spans = [format_duration(hours[end] * 3600) for end in ("low", "high")]
+        facts.append(Fact("Forecast of training", " to ".join(spans)))
+    if cost := forecast.get("cost_usd"):
+        facts.append(Fact("Forecast of cost", f"${cost['low']:,.2f} to ${cost['high']:,.2f}"))
+    return facts
+
+
+def _list_links(record: RunRecord, run_dir: RunDir) -> list[Fact]:
     links = []
     if url := get_run_url(record):
         links.append(Fact("Prefect", f"flow run {(record.flow_run_id or '')[:8]}", url))
     if record.wandb_url:
         links.append(Fact("W&B", record.wandb_run_name, record.wandb_url))
+    elif any((run_dir.path / "wandb").glob("offline-run-*")):
+        links.append(Fact("W&B", "offline, not sent"))
     return links
 
 

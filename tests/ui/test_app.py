@@ -228,6 +228,24 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
     assert "2 of 10" in living
 
 
+def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(
+    client: TestClient, store: RunStore
+) -> None:
+    forecast = {"tokens": {"low": 291_000, "high": 356_000}, "hours": {"low": 0.1, "high": 0.2}}
+    store.update(BEST, forecast=forecast)
+    (store.dir(BEST).path / "wandb" / "offline-run-1").mkdir(parents=True)
+    text = client.get(f"/runs/{BEST}").text
+    assert "291 k to 356 k" in text
+    assert "6 min to 12 min" in text
+    assert "offline, not sent" in text
+    assert "No forecast was made" not in text
+    config = store.dir(BEST).config
+    config.write_text(config.read_text().replace("max_tokens: null", "max_tokens: 480"))
+    text = client.get(f"/runs/{BEST}").text
+    assert "240 of 480" in text
+    assert '<rect class="used" width="500"' in text
+
+
 def test_a_resumed_run_says_how_its_attempts_ended(client: TestClient, store: RunStore) -> None:
     assert "How it ended" not in client.get(f"/runs/{FAILED}").text
     store.update(FAILED, started_at="2026-01-01T00:00:00+00:00", stop_reason="its token budget")
