@@ -24,6 +24,7 @@ def make_row(step: int, group: int, rollout: int, score: float, **changes: Any) 
         "tokens": [1, 2, 3],
         "sampled": [False, False, True],
         "logprobs": [None, None, -0.5],
+        "trained_logprobs": [None, None, -0.25],
         "weights_version": step - 1,
         **changes,
     }

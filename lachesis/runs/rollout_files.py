@@ -26,6 +26,7 @@ from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ COLUMNS: dict[str, str] = {
     "sampled": "for each token whether the model sampled it",
     "logprobs": "for each token the natural logarithm of its probability when it was sampled; null "
     "where there is none",
+    "trained_logprobs": "for each token that was trained on the natural logarithm of its "
+    "probability under the weights in training; null elsewhere, and in rollouts of older releases",
     "weights_version": "how often the weights had been updated when it was sampled; null if that "
     "is not known",
 }
@@ -77,6 +80,7 @@ def make_schema() -> pa.Schema:
         "tokens": pa.list_(pa.int32()),
         "sampled": pa.list_(pa.bool_()),
         "logprobs": pa.list_(pa.float32()),
+        "trained_logprobs": pa.list_(pa.float32()),
     }
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
 
@@ -204,7 +208,9 @@ class RolloutFolder:
         sizes = [file.path.stat().st_size for file in newest]
         if len(newest) < MERGED_FILES or max(sizes) > max_file_bytes / MERGED_FILES:
             return
-        self._write(pa.concat_tables([pq.read_table(file.path) for file in newest]))
+        tables = [pq.read_table(file.path) for file in newest]
+        # Files of an older release have fewer columns.
+        self._write(pa.concat_tables(tables, promote_options="default"))
         for file in newest:
             file.path.unlink()
 
@@ -247,6 +253,13 @@ def list_rollout_files(folder: Path) -> list[RolloutFile]:
             for other in files
         )
     ]
+
+
+def scan_rollouts(files: Sequence[RolloutFile]) -> pl.LazyFrame:
+    """Return the rollouts in some files; a column that only some of them have is null elsewhere."""
+    import polars as pl
+
+    return pl.concat([pl.scan_parquet(file.path) for file in files], how="diagonal")
 
 
 def count_deleted_rollouts(folder: Path) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lachesis.base.errors import StorageError
 from lachesis.base.json_text import Json
-from lachesis.runs.rollout_files import COLUMNS, RolloutFile, list_rollout_files
+from lachesis.runs.rollout_files import COLUMNS, RolloutFile, list_rollout_files, scan_rollouts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -149,7 +149,7 @@ def _scan(files: Sequence[RolloutFile], text: str) -> pl.LazyFrame:
     import polars as pl
 
     if files:
-        rollouts = pl.scan_parquet([file.path for file in files])
+        rollouts = scan_rollouts(files)
     else:
         rollouts = pl.LazyFrame(schema=_make_empty_schema())
     has_text = pl.lit(True)
@@ -201,14 +201,12 @@ def read_group(folder: Path, step: int, group: int) -> list[Json]:
     import polars as pl
 
     files = [
-        file.path
-        for file in list_rollout_files(folder)
-        if file.first_step <= step <= file.last_step
+        file for file in list_rollout_files(folder) if file.first_step <= step <= file.last_step
     ]
     if not files:
         return []
     wanted = (pl.col("step") == step) & (pl.col("group") == group)
     try:
-        return pl.scan_parquet(files).filter(wanted).collect().sort("rollout").to_dicts()
+        return scan_rollouts(files).filter(wanted).collect().sort("rollout").to_dicts()
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StorageError(f"{folder} cannot be read: {error}") from error

@@ -16,6 +16,7 @@ from lachesis.runs.rollout_files import (
     RolloutFile,
     count_deleted_rollouts,
     list_rollout_files,
+    scan_rollouts,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_ROLLOUTS = 1000
 # Columns with one value per token, which are returned only when they are asked for.
-TOKEN_COLUMNS = ("tokens", "sampled", "logprobs")
+TOKEN_COLUMNS = ("tokens", "sampled", "logprobs", "trained_logprobs")
 # Rollouts whose score says something about the answer.
 SCORED_OUTCOMES = ("trained", "no signal", "truncated", "too long")
 
@@ -108,11 +109,14 @@ def _read_rollouts(
 
     hidden = () if query.with_tokens else TOKEN_COLUMNS
     try:
-        matching = _filter_rollouts(pl.scan_parquet([file.path for file in files]), query, step)
+        rollouts = scan_rollouts(files)
+        # Rollouts of an older release lack the newer columns.
+        present = set(rollouts.collect_schema().names())
+        matching = _filter_rollouts(rollouts, query, step)
         counts = matching.select(pl.len()).collect(engine="streaming")
         rows = (
             _order_rollouts(matching, query)
-            .select([name for name in COLUMNS if name not in hidden])
+            .select([name for name in COLUMNS if name in present and name not in hidden])
             .collect(engine="streaming")
         )
     except (pl.exceptions.PolarsError, OSError) as error:

@@ -52,6 +52,8 @@ class Datum:
     logprobs: Array
     advantages: Array
     loss_mask: Array
+    places: Array | None = None
+    """Where each target is among the tokens of its rollout, of which some may be left out."""
 
 
 @dataclass
@@ -59,6 +61,10 @@ class Batch:
     """Hold the datums of one step and what is known about their rollouts."""
 
     datums: list[Datum] = field(default_factory=list)
+    datum_rollouts: list[tuple[int, int]] = field(default_factory=list)
+    """The numbers of the group and of the rollout of each datum."""
+    training_logprobs_D: list[Array] = field(default_factory=list)
+    """Log-probabilities of each datum's targets under the weights before this step's update."""
     scores: list[float] = field(default_factory=list)
     num_groups: int = 0
     zero_signal_groups: int = 0
@@ -147,6 +153,7 @@ class Batch:
     def merge(self, group_batch: Batch) -> None:
         """Add the content of a batch that was made from one group."""
         self.datums += group_batch.datums
+        self.datum_rollouts += group_batch.datum_rollouts
         self.scores += group_batch.scores
         for name in (
             "num_groups",
@@ -278,6 +285,8 @@ def _convert_group(group_index: int, group: Mapping[str, Any], settings: BatchSe
         advantage = float(advantages_G[index])
         outcome = _add_rollout(group_batch, group, overrides_G[index], index, advantage, settings)
         group_batch.rollout_outcomes[group_index, index] = (outcome, advantage)
+        if outcome == "trained":
+            group_batch.datum_rollouts.append((group_index, index))
     return group_batch
 
 
@@ -311,7 +320,8 @@ def _add_rollout(
     if len(tokens_T) > settings.max_tokens:
         batch.num_too_long += 1
         return "too long"
-    datum = _build_datum(tokens_T, loss_mask_T, logprobs_T, advantages_T)
+    places_N = np.flatnonzero(keep_mask_T)[1:]
+    datum = _build_datum(tokens_T, loss_mask_T, logprobs_T, advantages_T, places_N)
     # Without an advantage a rollout has no gradient, unless the KL penalty will give it one.
     has_gradient = bool(datum.advantages.any()) or (
         settings.has_kl_penalty and not is_advantage_zeroed and bool(datum.loss_mask.any())
@@ -323,7 +333,11 @@ def _add_rollout(
 
 
 def _build_datum(
-    tokens_T: Array, loss_mask_T: Array, logprobs_T: Array, advantages_T: Array
+    tokens_T: Array,
+    loss_mask_T: Array,
+    logprobs_T: Array,
+    advantages_T: Array,
+    places_N: Array,
 ) -> Datum:
     """Return the datum of a rollout: each token predicts the next one, so all shift by one."""
     loss_mask_N = loss_mask_T[1:]
@@ -333,6 +347,7 @@ def _build_datum(
         logprobs=np.where(loss_mask_N, logprobs_T[1:], 0.0).astype(np.float32),
         advantages=np.where(loss_mask_N, advantages_T[1:], 0.0).astype(np.float32),
         loss_mask=loss_mask_N,
+        places=places_N,
     )
 
 

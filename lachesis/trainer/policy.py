@@ -177,6 +177,7 @@ class Policy:
             np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
             for loss_output in output.loss_fn_outputs
         ]
+        batch.training_logprobs_D = training_logprobs_D
         loss_sum = float(output.metrics["loss:sum"])
         return compute_loss_metrics(batch, training_logprobs_D, loss_sum, self.config)
 

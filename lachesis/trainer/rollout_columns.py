@@ -16,7 +16,7 @@ import numpy as np
 from lachesis.base.arrays import Array
 from lachesis.base.json_text import Json
 from lachesis.runs.rollout_files import FlatLists
-from lachesis.trainer.batch import IGNORE_INDEX
+from lachesis.trainer.batch import IGNORE_INDEX, Batch
 
 # Tokens that came without a log-probability have this value or a lower one; see Atropos.
 MISSING_LOGPROB = 1.0
@@ -123,8 +123,37 @@ def make_token_columns(rows: Sequence[Json], tokens: RolloutTokens) -> dict[str,
     )
     is_known_T = tokens.sampled_T & (tokens.logprobs_T < MISSING_LOGPROB)
     logprobs_T: Any = np.where(is_known_T, tokens.logprobs_T, np.nan)
+    trained_T, has_trained_N = _place_training_logprobs(rows, tokens)
     return {
+        "trained_logprobs": FlatLists(trained_T, tokens.offsets, has_trained_N),
         "tokens": FlatLists(tokens.tokens_T, tokens.offsets, has_tokens_N),
         "sampled": FlatLists(tokens.sampled_T, tokens.offsets, has_tokens_N),
         "logprobs": FlatLists(logprobs_T, tokens.offsets, has_logprobs_N),
     }
+
+
+def list_training_logprobs(batch: Batch) -> dict[tuple[int, int], tuple[Array, Array]]:
+    """Return, by the numbers of group and rollout, the places of the trained tokens and their
+    log-probabilities under the weights in training.
+    """
+    return {
+        rollout: (datum.places[datum.loss_mask], logprobs_N[datum.loss_mask])
+        for rollout, datum, logprobs_N in zip(
+            batch.datum_rollouts, batch.datums, batch.training_logprobs_D, strict=False
+        )
+        if datum.places is not None
+    }
+
+
+def _place_training_logprobs(rows: Sequence[Json], tokens: RolloutTokens) -> tuple[Any, Array]:
+    """Return the log-probabilities in training of all tokens, NaN for those that were not trained
+    on, and whether a row has any.
+    """
+    trained_T: Any = np.full(len(tokens.tokens_T), np.nan)
+    has_trained_N = np.array([row.get("trained") is not None for row in rows], bool)
+    starts = tokens.offsets[:-1][has_trained_N]
+    trained = [row["trained"] for row in rows if row.get("trained") is not None]
+    if trained:
+        places = [place + start for (place, _), start in zip(trained, starts, strict=True)]
+        trained_T[np.concatenate(places)] = np.concatenate([values for _, values in trained])
+    return trained_T, has_trained_N

@@ -33,6 +33,7 @@ from lachesis.trainer.rollout_columns import (
     add_texts,
     add_versions,
     collect_tokens,
+    list_training_logprobs,
     make_token_columns,
 )
 from lachesis.trainer.usage import Usage
@@ -138,6 +139,7 @@ class RolloutWriter:
     def _make_rows(self, step_rollouts: StepRollouts) -> list[Json]:
         """Return a row for each rollout of a step."""
         rows: list[Json] = []
+        training_logprobs = list_training_logprobs(step_rollouts.batch)
         for index, group in enumerate(step_rollouts.groups):
             drop_reason = step_rollouts.batch.drop_reasons.get(index)
             if drop_reason is not None:
@@ -152,6 +154,7 @@ class RolloutWriter:
             rows += self._make_unusable_rows("refused", reason, content, num_groups + index)
         for row in rows:
             row["step"] = step_rollouts.step
+            row["trained"] = training_logprobs.get((row["group"], row["rollout"]))
         return rows
 
     def _make_group_rows(

@@ -76,10 +76,36 @@ def test_a_rollout_is_kept_with_all_that_is_known_about_it(tmp_path: Path) -> No
         "tokens": [2, 3, 4, 5],
         "sampled": [False, False, True, True],
         "logprobs": [None, None, -0.5, -1.5],
+        "trained_logprobs": None,
         "weights_version": 7,
     }
     assert (wrong["score"], wrong["reason"], wrong["advantage"]) == (0.0, "it is 4", -0.5)
     assert len(right["item_key"]) == 8
+
+
+def test_tokens_have_their_probability_in_training(tmp_path: Path) -> None:
+    """Also where a doubled end of a turn was left out of the training sequence."""
+    writer = make_writer(tmp_path)
+    doubled = {
+        "tokens": [np.array([2, 3, 9, 9, 5])] * 2,
+        "masks": [np.array([-100, -100, -100, 9, 5])] * 2,
+        "inference_logprobs": [np.array([1.0, 1.0, 1.0, -0.5, -1.5])] * 2,
+        "scores": [1.0, 0.0],
+    }
+    equal = make_group(1.0, 1.0)
+    groups = [make_group(1.0, 0.0), equal, doubled]
+    batch = to_batch(groups, BatchSettings(max_tokens=5, eos_id=9))
+    batch.training_logprobs_D = [np.arange(len(datum.targets)) / -8 for datum in batch.datums]
+    assert batch.datum_rollouts == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    writer.start(0)
+    writer.add(StepRollouts(1, groups, batch))
+    writer.close()
+    kept = {(row["group"], row["rollout"]): row["trained_logprobs"] for row in read_rows(tmp_path)}
+    assert kept[0, 0] == kept[0, 1] == [None, None, -0.125, -0.25]
+    assert kept[1, 0] is None, "it was not trained on"
+    num_targets = len(batch.datums[2].targets)
+    last = -(num_targets - 1) / 8
+    assert kept[2, 1][-2:] == [last + 0.125, last]
 
 
 def test_what_was_not_trained_on_says_why(tmp_path: Path) -> None:
