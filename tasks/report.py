@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import time
+from pathlib import Path
 
 from prefect import runtime, task
 from prefect.cache_policies import NO_CACHE
@@ -81,6 +82,7 @@ def publish_validation(
             api.create_artifact(
                 flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data
             )
+        publish_page_link(tests.home, f"tests/{test.test_id}", flow_run_id)
     except ServerDownError as error:
         log.warning("the validation was not published: %s", error)
 
@@ -106,20 +108,26 @@ def renew_report(store: RunStore, run_id: str) -> None:
         Monitor(store).publish_report(run_id)
 
 
-def publish_page_link(store: RunStore, run_id: str, flow_run_id: str) -> None:
-    """Publish a link to the run's page among the artifacts of its flow run, if there is a page."""
-    address = find_page_server(store.home)
+def publish_page_link(home: Path, path: str, flow_run_id: str) -> None:
+    """Publish a link to a page among the artifacts of a flow run, if the pages are served.
+
+    Args:
+        home: The home whose pages they are.
+        path: The path of the page, `runs/ID` or `tests/ID`.
+        flow_run_id: The flow run.
+    """
+    address = find_page_server(home)
     if address is None:
         return
-    link = f"{address}/runs/{run_id}"
-    log.info("the page of this run: %s", link)
+    link, name = f"{address}/{path}", path.rpartition("/")[2]
+    log.info("its page: %s", link)
     with contextlib.suppress(ServerDownError):
         PrefectApi().create_artifact(
             flow_run_id,
-            key=f"page-{run_id}",
+            key=f"page-{name}",
             kind="markdown",
-            data=f"[Curves, rollouts and logs of run {run_id}]({link})",
-            description="The run's page; `lachesis ui` prints a link that signs a browser in.",
+            data=f"[The page of {name}]({link})",
+            description="Its page; `lachesis ui` prints a link that signs a browser in.",
         )
 
 
@@ -128,7 +136,7 @@ def log_addresses(store: RunStore, run_id: str, flow_run_id: str) -> None:
 
     The report is published first, because the address of an artifact has its id.
     """
-    publish_page_link(store, run_id, flow_run_id)
+    publish_page_link(store.home, f"runs/{run_id}", flow_run_id)
     renew_report(store, run_id)
     with contextlib.suppress(ServerDownError):
         api = PrefectApi()

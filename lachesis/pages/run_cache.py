@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 REFRESH_S = 10.0
 # Runs whose steps are kept in memory; one of 2,500 steps takes some 20 MB.
 MAX_KEPT_STEPS = 16
+# Runs whose groups of rollouts are kept likewise.
+MAX_KEPT_TABLES = 8
 FileState = tuple[int, int]
 T = TypeVar("T")
 
@@ -108,6 +110,10 @@ class RunCache:
         table: GroupTable = self._keep(
             "groups", run_id, state, lambda: read_group_table(folder, text)
         )
+        with self._lock:
+            keys = [key for key in self._values if key[0] == "groups"]
+            for key in keys[:-MAX_KEPT_TABLES]:
+                del self._values[key]
         return table
 
     def read_steps(self, run_id: str) -> list[Step]:
@@ -130,9 +136,10 @@ class RunCache:
                 steps, position = MetricsFile(metrics).read_from(0)
         except OSError:
             return []
-        self._steps[run_id] = KeptSteps(state, position, steps)
-        while len(self._steps) > MAX_KEPT_STEPS:
-            self._steps.pop(next(iter(self._steps)), None)
+        with self._lock:
+            self._steps[run_id] = KeptSteps(state, position, steps)
+            while len(self._steps) > MAX_KEPT_STEPS:
+                self._steps.pop(next(iter(self._steps)))
         return steps
 
     def _read_record(self, run_id: str) -> RunRecord | None:
@@ -176,7 +183,8 @@ class RunCache:
             value: T = kept[1]
             return value
         value = read()
-        self._values[kind, run_id] = (state, value)
+        with self._lock:
+            self._values[kind, run_id] = (state, value)
         return value
 
 

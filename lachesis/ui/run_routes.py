@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
@@ -12,6 +14,7 @@ from lachesis.pages.marks import choose_mark
 from lachesis.pages.run_cache import RunCache
 from lachesis.pages.run_overview import build_run_page, list_services, read_config
 from lachesis.pages.settings_table import list_settings
+from lachesis.ui.csv_files import make_csv_response
 from lachesis.ui.curve_routes import read_curve_request
 from lachesis.ui.page_responses import make_page
 
@@ -70,6 +73,15 @@ def show_settings(request: Request) -> Response:
     )
 
 
+def download_settings(request: Request) -> Response:
+    """Answer with all settings of a run as CSV."""
+    cache: RunCache = request.app.state.cache
+    record = cache.load_record(request.path_params["run_id"])
+    config = read_config(cache.store.dir(record.run_id))
+    rows = [asdict(row) for row in (list_settings(record, config) if config else [])]
+    return make_csv_response(f"settings-{record.run_id}.csv", rows)
+
+
 def show_log(request: Request) -> Response:
     """Answer with one log of a run, or the lines of it that contain a text."""
     cache: RunCache = request.app.state.cache
@@ -102,6 +114,7 @@ RUN_ROUTES = [
     Route("/runs/{run_id}", show_run),
     Route("/runs/{run_id}/metrics", show_metrics),
     Route("/runs/{run_id}/settings", show_settings),
+    Route("/runs/{run_id}/settings.csv", download_settings),
     Route("/runs/{run_id}/logs", show_log),
     Route("/runs/{run_id}/logs/{log}.txt", download_log),
     Route("/runs/{run_id}/logs/{log}", show_log),

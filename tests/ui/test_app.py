@@ -341,6 +341,8 @@ def test_tables_are_downloaded(client: TestClient) -> None:
     answer = client.get(f"/compare.csv?runs={BEST},{SLOW}")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert {"name": "learning_rate", BEST: "0.0015", SLOW: "0.00004"} in rows
+    settings = client.get(f"/runs/{SLOW}/settings.csv").text
+    assert any(line.startswith("learning_rate,tinker,0.00004,") for line in settings.splitlines())
     assert "attachment" in answer.headers["content-disposition"]
 
 
