@@ -84,11 +84,13 @@ class PageServer:
 
     def _spawn(self) -> None:
         names = ("LACHESIS_HOME", "LACHESIS_TOKEN", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
-        given = {name: os.environ[name] for name in names if name in os.environ}
+        passed_variables = {name: os.environ[name] for name in names if name in os.environ}
         with (self.home / "logs" / "pages.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "lachesis.ui", "--port", str(self._port)],
-                env=build_child_env({**given, LAUNCHER_MARK_VARIABLE: build_mark(self.home)}),
+                env=build_child_env(
+                    {**passed_variables, LAUNCHER_MARK_VARIABLE: build_mark(self.home)}
+                ),
                 # It ends when this pipe closes, however the launcher has ended.
                 stdin=subprocess.PIPE,
                 stdout=log,

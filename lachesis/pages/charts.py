@@ -32,11 +32,6 @@ class Chart:
     limit_word: str = ""
     shows_held_out: bool = False
 
-    @property
-    def is_main(self) -> bool:
-        """Return whether this is the large curve of a page."""
-        return self.shows_held_out
-
 
 REWARD = Chart("reward", "Reward", ("reward/mean",), shows_held_out=True)
 # The small curves, those first that show most often why a run learns or does not.

@@ -11,7 +11,9 @@ from lachesis.base.numbers import is_score
 
 # Names under which environments write the item, what it expects, and what the model answered.
 PROMPT_NAMES = ("question", "prompt", "problem", "item")
-EXPECTED_NAMES = ("answer", "expected", "target", "solution", "gold_answer")
+EXPECTED_NAMES = (
+    "answer", "expected", "target", "solution", "gold", "gold_answer", "label", "ground_truth"
+)  # fmt: skip
 ANSWER_NAMES = ("model_answer", "response", "model_response", "completion", "output")
 
 
@@ -54,13 +56,14 @@ def read_held_out_groups(samples: Sequence[Json], text: str = "") -> list[HeldOu
         )
         group.answers.append(_find_text(sample, ANSWER_NAMES) or "")
         group.scores.append(float(sample["score"]))
-    wanted = text.casefold()
-    found = [
+    lowered_text = text.casefold()
+    matching = [
         group
         for group in groups.values()
-        if not wanted or any(wanted in part.casefold() for part in (group.prompt, *group.answers))
+        if not lowered_text
+        or any(lowered_text in part.casefold() for part in (group.prompt, *group.answers))
     ]
-    return sorted(found, key=lambda group: (group.mean, group.number))
+    return sorted(matching, key=lambda group: (group.mean, group.number))
 
 
 def _find_text(sample: Json, names: Sequence[str]) -> str | None:

@@ -30,20 +30,20 @@ class LiveRun:
         self.cache, self.run_id, self.metrics, self.request = cache, run_id, metrics, request
         self.run_dir = cache.store.dir(run_id)
         self._last_step = self._get_last_step()
-        self._seen: tuple[Any, ...] = self._look()
+        self._file_states: tuple[Any, ...] = self._read_file_states()
         self._rendered: dict[str, str] = {}
         self._rendered_at = time.monotonic()
         self._has_ended = cache.load_record(run_id).has_ended
 
     def poll(self) -> list[Event]:
         """Return the events since the last call."""
-        seen = self._look()
+        file_states = self._read_file_states()
         is_due = time.monotonic() - self._rendered_at >= PARTS_INTERVAL_S
-        if seen == self._seen and not is_due:
+        if file_states == self._file_states and not is_due:
             return []
         events: list[Event] = []
-        if seen != self._seen:
-            self._seen = seen
+        if file_states != self._file_states:
+            self._file_states = file_states
             events += self._make_step_events()
         record = self.cache.load_record(self.run_id)
         ends_now = record.has_ended and not self._has_ended
@@ -54,7 +54,7 @@ class LiveRun:
         self._has_ended = record.has_ended
         return events
 
-    def _look(self) -> tuple[Any, ...]:
+    def _read_file_states(self) -> tuple[Any, ...]:
         return tuple(map(stat_file, (self.run_dir.metrics, self.run_dir.record)))
 
     def _get_last_step(self) -> int:
@@ -109,20 +109,20 @@ class LiveRunList:
 
     def __init__(self, cache: RunCache) -> None:
         self.cache = cache
-        self._seen = self._look()
+        self._file_states = self._read_file_states()
         self._sent_at = time.monotonic()
 
     def poll(self) -> list[Event]:
         """Return one event if a run has changed since the last one."""
         if time.monotonic() - self._sent_at < LIST_INTERVAL_S:
             return []
-        seen = self._look()
-        if seen == self._seen:
+        file_states = self._read_file_states()
+        if file_states == self._file_states:
             return []
-        self._seen, self._sent_at = seen, time.monotonic()
+        self._file_states, self._sent_at = file_states, time.monotonic()
         return [("changed", {})]
 
-    def _look(self) -> dict[str, Any]:
+    def _read_file_states(self) -> dict[str, Any]:
         """Return the state of the files of each run; an ended one only has its record."""
         try:
             folders = [Path(entry) for entry in os.scandir(self.cache.store.root)]

@@ -73,9 +73,9 @@ def view_log(
     """
     file = find_log(record, run_dir, name)
     if text:
-        found = _search(file, text)
-        shown = found[-max_lines:]
-        description = f"{len(shown)} of {len(found):,} lines with this text"
+        matching = _search(file, text)
+        shown = matching[-max_lines:]
+        description = f"{len(shown)} of {len(matching):,} lines with this text"
     else:
         shown = [line for line in read_last_lines(file, max_lines).splitlines() if line.strip()]
         description = f"the last {len(shown)} lines" if shown else "nothing was written yet"
@@ -92,8 +92,8 @@ def _search(file: Path, text: str) -> list[str]:
             content = stream.read().decode("utf-8", errors="replace")
     except OSError:
         return []
-    wanted = text.casefold()
-    return [line for line in content.splitlines() if wanted in line.casefold()]
+    lowered_text = text.casefold()
+    return [line for line in content.splitlines() if lowered_text in line.casefold()]
 
 
 def _is_error(line: str) -> bool:

@@ -8,11 +8,16 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from markupsafe import Markup
 
+from lachesis import __version__
+from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json, to_compact_json
-from lachesis.pages.templates import STATIC_FOLDER
+from lachesis.base.timestamps import now_iso
+from lachesis.pages.curve_series import CurveRequest
+from lachesis.pages.templates import STATIC_FOLDER, render_page
 
 STYLES = ("vendor/uPlot.min.css", "frame.css", "parts.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js")
@@ -44,6 +49,35 @@ def make_report_assets(data: Json) -> ReportAssets:
         Markup(text),
         Markup(sources),
     )
+
+
+def write_report_file(file: Path, template: str, data: Json, **values: object) -> None:
+    """Write a page that is one file.
+
+    Args:
+        file: The file to write.
+        template: The template of the page.
+        data: The curves of each run by its id; see `lachesis.pages.recorded_curves`.
+        values: What the template shows.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    text = render_page(
+        template,
+        is_report=True,
+        assets=make_report_assets(data),
+        # Nothing of a report has an address.
+        address=lambda **changes: "#",
+        curve_request=CurveRequest(),
+        version=__version__,
+        written_at=now_iso(),
+        **values,
+    )
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Written atomically, because somebody may be reading the previous page.
+        write_private(file, text)
 
 
 def _read(name: str) -> str:

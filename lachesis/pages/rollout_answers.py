@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.json_text import Json
+from lachesis.pages.held_out_answers import EXPECTED_NAMES
 from lachesis.pages.token_text import Segment, split_answer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Names under which items hold what is expected, the preferred one first.
-EXPECTED_NAMES = ("answer", "expected", "target", "solution", "gold", "label", "ground_truth")
 BAR_WIDTH = 96.0
 # Up to so many sampled tokens are drawn large.
 MAX_LARGE_TOKENS = 4
-MAX_SHOWN_LINES = 40
 
 
 @dataclass(frozen=True)

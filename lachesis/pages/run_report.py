@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lachesis import __version__
 from lachesis.base.errors import StorageError
-from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_lines import read_json_lines
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
-from lachesis.base.timestamps import now_iso
-from lachesis.pages.curve_series import CurveRequest
 from lachesis.pages.held_out_answers import read_held_out_groups
 from lachesis.pages.recorded_curves import record_curves
-from lachesis.pages.report_assets import make_report_assets
+from lachesis.pages.report_assets import write_report_file
 from lachesis.pages.rollout_answers import AnswerColumn, build_answers, read_item_facts
 from lachesis.pages.rollout_page import describe_scores
 from lachesis.pages.run_overview import make_run_page
-from lachesis.pages.templates import render_page
 from lachesis.reporting.html import list_forecast, list_held_out_results, list_provenance
 from lachesis.reporting.run_answers import RunResults
 from lachesis.reporting.run_summary import summarize_run
@@ -79,27 +74,14 @@ def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Pa
     checkpoints = [row.step for row in page.checkpoints]
     data = {record.run_id: record_curves(steps, metrics, results.held_out_curve, checkpoints)}
     provenance = list_provenance(record, run_dir)
-    text = render_page(
-        "run_report.html.j2",
-        page=page,
-        report=RunReport(
-            held_out_rows=list_held_out_results(results),
-            failures=describe_evaluation_faults(results.evaluation or {}),
-            phases=_list_phases(run_dir),
-            forecast_rows=list_forecast(results),
-            provenance=[row for row in provenance if row[1] not in (None, "")],
-        ),
-        is_report=True,
-        assets=make_report_assets(data),
-        address=lambda **changes: "#",
-        curve_request=CurveRequest(),
-        version=__version__,
-        written_at=now_iso(),
+    report = RunReport(
+        held_out_rows=list_held_out_results(results),
+        failures=describe_evaluation_faults(results.evaluation or {}),
+        phases=_list_phases(run_dir),
+        forecast_rows=list_forecast(results),
+        provenance=[row for row in provenance if row[1] not in (None, "")],
     )
-    with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # Written atomically, because somebody may be reading the previous page.
-        write_private(file, text)
+    write_report_file(file, "run_report.html.j2", data, page=page, report=report)
 
 
 def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:

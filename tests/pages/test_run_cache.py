@@ -1,4 +1,4 @@
-"""What was read of runs is kept until their files change, and not for ever."""
+"""Runs that were read are kept until their files change, and not for ever."""
 
 from __future__ import annotations
 

@@ -71,7 +71,12 @@ def _note(watched: Watched, kind: str, text: str) -> None:
 def serve(app: ASGIApp, port: int | None = None) -> Iterator[str]:
     """The address of a real server of this application, which ends with the block."""
     port = port or reserve_free_ports(1)[0]
-    config = uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=1)  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

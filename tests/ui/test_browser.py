@@ -261,7 +261,9 @@ def test_a_choice_of_colours_is_kept(browser: Watched) -> None:
 
 def test_without_scripts_all_text_and_links_remain(store: RunStore) -> None:
     with serve(create_app(store=store)) as address, open_browser(address) as browser:
-        context = browser.page.context.browser.new_context(java_script_enabled=False)  # type: ignore[union-attr]
+        chromium = browser.page.context.browser
+        assert chromium is not None
+        context = chromium.new_context(java_script_enabled=False)
         page = context.new_page()
         page.goto(f"{address}/runs")
         page.locator(f"#tick-{BEST}").check()
