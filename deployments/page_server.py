@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from lachesis.base.secrets import build_child_env
 from lachesis.base.typed_values import read_env_number
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
 from lachesis.runs.leftovers import build_mark
-from lachesis.supervision.ports import choose_port
+from lachesis.supervision.ports import open_listener
 from lachesis.ui.serving import PREFERRED_PORT, find_page_server
 from lachesis.ui.sign_in import make_sign_in_link
 
@@ -36,7 +37,8 @@ class PageServer:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._port: int | None = None
+        # Kept open, so that the pages are served at the same address when they are started again.
+        self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
 
@@ -48,26 +50,31 @@ class PageServer:
             running_at = find_page_server(self.home)
             if not port:
                 return
-            if not running_at:
-                self._port = choose_port(port)
-                self._spawn()
-            address = running_at or f"http://127.0.0.1:{self._port}"
+            address = running_at or self._start_at(port)
             print(f"pages: {make_sign_in_link(address, load_or_create_token())}", flush=True)
         except (LachesisError, OSError) as error:
             print(f"the pages are not served: {error}", file=sys.stderr, flush=True)
 
+    def _start_at(self, port: int) -> str:
+        """Start the process on the port, or a free one if that is in use; return its address."""
+        self._listener = open_listener(port)
+        self._spawn(self._listener)
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
     def restart_if_dead(self) -> None:
         """Start the process again if it has died some time ago."""
-        if self._process is None or self._process.poll() is None:
+        if not self._listener or not self._process or self._process.poll() is None:
             return
         if time.monotonic() - self._started_at > RESTART_PAUSE_S:
             # A full disk must not end the launcher, and all runs with it.
             with contextlib.suppress(OSError):
                 self._close_pipe()
-                self._spawn()
+                self._spawn(self._listener)
 
     def end(self) -> None:
         """End the process."""
+        if self._listener:
+            self._listener.close()
         if self._process is None:
             return
         signal_group(self._process.pid, signal.SIGTERM)
@@ -82,12 +89,13 @@ class PageServer:
         if self._process is not None and self._process.stdin:
             self._process.stdin.close()
 
-    def _spawn(self) -> None:
+    def _spawn(self, listener: socket.socket) -> None:
         names = ("LACHESIS_HOME", "LACHESIS_TOKEN", "PREFECT_API_URL", "PREFECT_API_AUTH_STRING")
         passed_variables = {name: os.environ[name] for name in names if name in os.environ}
         with (self.home / "logs" / "pages.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lachesis.ui", "--port", str(self._port)],
+                [sys.executable, "-m", "lachesis.ui", "--listener", str(listener.fileno())],
+                pass_fds=[listener.fileno()],
                 env=build_child_env(
                     {**passed_variables, LAUNCHER_MARK_VARIABLE: build_mark(self.home)}
                 ),

@@ -57,6 +57,19 @@ def check_port(port: int) -> None:
             ) from error
 
 
+def open_listener(preferred: int) -> socket.socket:
+    """Return a socket that listens on the preferred port of loopback, or a free one if that is
+    in use.
+
+    A port that is only chosen may be taken by another program before a child listens on it; this
+    socket can be handed to the child.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", preferred))
+    except OSError:
+        return socket.create_server(("127.0.0.1", 0))
+
+
 def choose_port(preferred: int) -> int:
     """Return the preferred port, or a free one if that is in use."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import threading
 
 from lachesis.base.access_token import load_or_create_token
@@ -22,12 +23,13 @@ def _end_with_stdin() -> None:
 def main() -> None:
     """Parse the arguments and serve."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.ui", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_args().port
+    parser.add_argument("--listener", type=int, required=True, help="number of an open socket")
+    listener = socket.socket(fileno=parser.parse_args().listener)
+    port = listener.getsockname()[1]
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     # Said before the pages are loaded, which takes a second.
     with announce_page_server(f"http://127.0.0.1:{port}"):
-        run_page_server("127.0.0.1", port, load_or_create_token())
+        run_page_server("127.0.0.1", port, load_or_create_token(), listeners=[listener])
 
 
 if __name__ == "__main__":

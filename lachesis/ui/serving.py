@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,12 @@ def announce_page_server(address: str, home: Path | None = None) -> Iterator[Non
 
 
 def run_page_server(
-    host: str, port: int, token: str | None, allowed_hosts: Iterable[str] = ()
+    host: str,
+    port: int,
+    token: str | None,
+    allowed_hosts: Iterable[str] = (),
+    *,
+    listeners: Sequence[socket.socket] | None = None,
 ) -> None:
     """Serve the pages of this home until SIGTERM or SIGINT.
 
@@ -62,13 +68,14 @@ def run_page_server(
         port: The port to listen on.
         token: What readers must know; None for no token.
         allowed_hosts: Further names of this server.
+        listeners: Sockets that listen there already; None opens one.
     """
     import uvicorn
 
     from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
     from lachesis.ui.app import create_app
 
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(host=host, token=token, allowed_hosts=allowed_hosts),  # type: ignore[arg-type]
         http=ReceiveDeadlineProtocol,
         host=host,
@@ -77,3 +84,5 @@ def run_page_server(
         # Streams of open pages end when the server does.
         timeout_graceful_shutdown=2,
     )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(None if listeners is None else list(listeners))

@@ -83,6 +83,23 @@ def test_pages_that_died_are_served_again(
     assert wait_for_page(link).status_code == 200
 
 
+def test_launchers_that_start_together_have_pages_of_their_own(
+    pages: PageServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "other" / "logs").mkdir(parents=True)
+    other = PageServer(tmp_path / "other")
+    pages.start()
+    monkeypatch.setenv("LACHESIS_HOME", str(other.home))
+    other.start()
+    links = [line.removeprefix("pages: ") for line in capsys.readouterr().out.splitlines()]
+    assert len({link.partition("/sign-in")[0] for link in links}) == 2
+    assert [wait_for_page(link).status_code for link in links] == [200, 200]
+    other.end()
+
+
 def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> None:
     (clean_environment / "logs").mkdir()
     program = (
