@@ -10,7 +10,7 @@ from typing import Any
 
 from lachesis.base.json_text import Json
 from lachesis.pages.curve_series import CurveRequest, RunCurves
-from lachesis.pages.log_view import choose_log, view_log
+from lachesis.pages.log_view import MAX_LINES, choose_log, find_log, view_log
 from lachesis.pages.run_cache import RunCache, stat_file
 from lachesis.pages.run_curves import locate_marks
 from lachesis.pages.run_overview import build_run_page
@@ -102,6 +102,33 @@ class LiveRun:
         }
         self._rendered = rendered
         return [("parts", changed)] if changed else []
+
+
+class LiveLog:
+    """Watch one log of a run for the pages that show its end."""
+
+    def __init__(self, cache: RunCache, run_id: str, name: str) -> None:
+        """Take the log of this name.
+
+        Raises:
+            ConfigError: The run has no log of this name.
+        """
+        self.cache, self.run_id, self.name = cache, run_id, name
+        self.file = find_log(cache.load_record(run_id), cache.store.dir(run_id), name)
+        self._file_state = stat_file(self.file)
+
+    def poll(self) -> list[Event]:
+        """Return the end of the log if something was written since the last call."""
+        record = self.cache.load_record(self.run_id)
+        file_state, events = stat_file(self.file), list[Event]()
+        if file_state != self._file_state:
+            self._file_state = file_state
+            run_dir = self.cache.store.dir(self.run_id)
+            log = view_log(record, run_dir, self.name, max_lines=MAX_LINES)
+            events.append(("parts", {"log-lines": render_page("log_lines.html.j2", log=log)}))
+        if record.has_ended:
+            events.append(("ended", {"status": record.status}))
+        return events
 
 
 class LiveRunList:

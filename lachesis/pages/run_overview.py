@@ -151,7 +151,7 @@ def make_run_page(
         settings=list_settings(record, config) if config else [],
         command=make_repeat_command(record),
         started_by=str((read_provenance(run_dir) or {}).get("command") or ""),
-        attempts=[*record.past_attempts, describe_attempt(record)],
+        attempts=list_attempts(record),
         services=list_services(record, run_dir),
     )
 
@@ -162,6 +162,11 @@ def read_config(run_dir: RunDir) -> RunConfig | None:
         return RunConfig.from_yaml(run_dir.config)
     except (LachesisError, OSError):
         return None
+
+
+def list_attempts(record: RunRecord) -> list[PastAttempt]:
+    """Return all attempts of a run, the present one last."""
+    return [*record.past_attempts, describe_attempt(record)]
 
 
 def _list_facts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -45,8 +47,38 @@ def show_test(request: Request) -> Response:
     return make_page(request, "environment_test.html.j2", section="environments", page=page)
 
 
+def download_shares(request: Request) -> Response:
+    """Answer with the shares that one test has measured as CSV, for all of its models."""
+    page = build_test_page(_get_tests(request), request.path_params["test_id"])
+    rows = [
+        {"model": model.name, "verdict": model.mark.word} | asdict(share)
+        for model in page.models
+        for share in model.shares
+    ]
+    return make_csv_response(f"test-{page.test.test_id}.csv", rows)
+
+
+def download_tests(request: Request) -> Response:
+    """Answer with all tests as CSV, the newest first."""
+    rows = [
+        {
+            "test_id": test.test_id,
+            "environment": test.request.environment,
+            "created_at": test.created_at,
+            "status": test.status,
+            "verdict": test.verdict,
+            "models": " ".join(test.request.models),
+            "error": test.error,
+        }
+        for test in _get_tests(request).all()
+    ]
+    return make_csv_response("tests.csv", rows)
+
+
 ENVIRONMENT_ROUTES = [
     Route("/environments", show_environments),
     Route("/environments.csv", download_environments),
+    Route("/tests.csv", download_tests),
+    Route("/tests/{test_id}.csv", download_shares),
     Route("/tests/{test_id}", show_test),
 ]

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lachesis.base.json_text import to_compact_json
-from lachesis.pages.live_run import LiveRun, LiveRunList
+from lachesis.pages.live_run import LiveLog, LiveRun, LiveRunList
 from lachesis.pages.run_cache import RunCache
 from lachesis.ui.curve_routes import read_curve_request
 
@@ -31,10 +31,13 @@ MAX_WAITING_EVENTS = 4
 MAX_STREAMS = 200
 
 
+Source = LiveRun | LiveLog | LiveRunList
+
+
 class Broadcast:
     """Poll a source while pages listen, and give each of its events to all of them."""
 
-    def __init__(self, source: LiveRun | LiveRunList, interval_s: float) -> None:
+    def __init__(self, source: Source, interval_s: float) -> None:
         self.source, self.interval_s = source, interval_s
         self.listeners: set[asyncio.Queue[ServerSentEvent]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +77,7 @@ class Broadcasts:
         self._by_key: dict[Hashable, Broadcast] = {}
 
     async def stream(
-        self, key: Hashable, source: LiveRun | LiveRunList, interval_s: float
+        self, key: Hashable, source: Source, interval_s: float
     ) -> AsyncIterator[ServerSentEvent]:
         """Yield the events of a broadcast until the page goes away."""
         broadcast = self._by_key.setdefault(key, Broadcast(source, interval_s))
@@ -105,15 +108,21 @@ def stream_run(request: Request) -> Response:
     return _make_stream(request, key, source, RUN_INTERVAL_S)
 
 
+def stream_log(request: Request) -> Response:
+    """Answer with the end of one log of a run whenever something was written to it."""
+    cache: RunCache = request.app.state.cache
+    run_id, name = request.path_params["run_id"], request.path_params["log"]
+    source = LiveLog(cache, run_id, name)
+    return _make_stream(request, (run_id, "log", name), source, RUN_INTERVAL_S)
+
+
 def stream_run_list(request: Request) -> Response:
     """Answer with an event whenever a run of the list has changed."""
     cache: RunCache = request.app.state.cache
     return _make_stream(request, "runs", LiveRunList(cache), LIST_INTERVAL_S)
 
 
-def _make_stream(
-    request: Request, key: Hashable, source: LiveRun | LiveRunList, interval_s: float
-) -> Response:
+def _make_stream(request: Request, key: Hashable, source: Source, interval_s: float) -> Response:
     broadcasts: Broadcasts = request.app.state.broadcasts
     if broadcasts.num_listeners >= MAX_STREAMS:
         return Response("too many open pages", status_code=503)
@@ -124,4 +133,5 @@ def _make_stream(
 EVENT_ROUTES = [
     Route("/runs/events", stream_run_list),
     Route("/runs/{run_id}/events", stream_run),
+    Route("/runs/{run_id}/logs/{log}/events", stream_log),
 ]

@@ -12,7 +12,12 @@ from lachesis.pages.charts import list_metrics
 from lachesis.pages.log_view import MAX_LINES, TAIL_LINES, choose_log, find_log, view_log
 from lachesis.pages.marks import choose_mark
 from lachesis.pages.run_cache import RunCache
-from lachesis.pages.run_overview import build_run_page, list_services, read_config
+from lachesis.pages.run_overview import (
+    build_run_page,
+    list_attempts,
+    list_services,
+    read_config,
+)
 from lachesis.pages.settings_table import list_settings
 from lachesis.ui.csv_files import make_csv_response
 from lachesis.ui.curve_routes import read_curve_request
@@ -82,6 +87,25 @@ def download_settings(request: Request) -> Response:
     return make_csv_response(f"settings-{record.run_id}.csv", rows)
 
 
+def download_checkpoints(request: Request) -> Response:
+    """Answer with the checkpoints of a run that are kept as CSV."""
+    page = build_run_page(request.app.state.cache, request.path_params["run_id"])
+    rows: list[dict[str, object]] = []
+    for row in page.checkpoints:
+        point = row.held_out.model_dump() if row.held_out else {}
+        held_out = {f"held_out_{name}": value for name, value in point.items()}
+        rows.append({"step": row.step, "is_final": row.is_final, "reward": row.reward} | held_out)
+    return make_csv_response(f"checkpoints-{page.record.run_id}.csv", rows)
+
+
+def download_attempts(request: Request) -> Response:
+    """Answer with the attempts of a run as CSV."""
+    cache: RunCache = request.app.state.cache
+    record = cache.load_record(request.path_params["run_id"])
+    rows = [attempt.model_dump(mode="json") for attempt in list_attempts(record)]
+    return make_csv_response(f"attempts-{record.run_id}.csv", rows)
+
+
 def show_log(request: Request) -> Response:
     """Answer with one log of a run, or the lines of it that contain a text."""
     cache: RunCache = request.app.state.cache
@@ -115,6 +139,8 @@ RUN_ROUTES = [
     Route("/runs/{run_id}/metrics", show_metrics),
     Route("/runs/{run_id}/settings", show_settings),
     Route("/runs/{run_id}/settings.csv", download_settings),
+    Route("/runs/{run_id}/checkpoints.csv", download_checkpoints),
+    Route("/runs/{run_id}/attempts.csv", download_attempts),
     Route("/runs/{run_id}/logs", show_log),
     Route("/runs/{run_id}/logs/{log}.txt", download_log),
     Route("/runs/{run_id}/logs/{log}", show_log),

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from lachesis.base.files import write_private
 from lachesis.orchestration.resuming import make_next_attempt_changes
+from lachesis.runs.checkpoints import Manifest
+from lachesis.runs.run_record import PastAttempt
 from lachesis.runs.store import RunStore
 from lachesis.ui import sign_in
 from lachesis.ui.app import create_app
@@ -344,6 +347,25 @@ def test_tables_are_downloaded(client: TestClient) -> None:
     settings = client.get(f"/runs/{SLOW}/settings.csv").text
     assert any(line.startswith("learning_rate,tinker,0.00004,") for line in settings.splitlines())
     assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_checkpoints_and_attempts_are_downloaded(client: TestClient, store: RunStore) -> None:
+    first = PastAttempt(
+        attempt=1, started_at="2026-01-03T00:00:00+00:00", duration_s=9.0, first_step=1,
+        last_step=2, status="failed", reason="it broke",
+    )  # fmt: skip
+    store.update(SLOW, attempt=2, past_attempts=[first])
+    manifest = Manifest(step=2, state="tinker://x/2", sampler_weights="tinker://x/sampler/2")
+    write_private(store.dir(SLOW).checkpoints / "step-2.json", manifest.model_dump_json())
+    text = client.get(f"/runs/{SLOW}").text
+    tables = {}
+    for name in ("attempts", "checkpoints"):
+        assert f'href="/runs/{SLOW}/{name}.csv"' in text
+        answer = client.get(f"/runs/{SLOW}/{name}.csv").text
+        tables[name] = list(csv.DictReader(io.StringIO(answer)))
+    assert [row["reason"] for row in tables["attempts"]] == ["it broke", ""]
+    (checkpoint,) = tables["checkpoints"]
+    assert checkpoint == {"step": "2", "is_final": "False", "reward": "0.1"}
 
 
 def test_a_text_is_no_formula_of_a_spreadsheet(client: TestClient, store: RunStore) -> None:

@@ -175,6 +175,12 @@ def test_curves_are_smoothed_zoomed_and_saved(browser: Watched) -> None:
     assert download.value.suggested_filename == f"reward-{BEST}.png"
     page.locator("#chart-reward summary").click()
     page.locator("#chart-reward [data-log]").click()
+    expect(page).to_have_url(re.compile("log=reward"))
+    page.reload()
+    wait_for_curves(browser, 2)
+    expect(page.locator("#chart-reward [data-log]")).to_have_text("Linear scale")
+    page.go_back()
+    expect(page.locator("#chart-reward [data-log]")).to_have_text("Log scale")
     with page.expect_download() as download:
         page.locator("#chart-reward summary").click()
         page.get_by_role("link", name="Save as CSV").first.click()
@@ -197,6 +203,26 @@ def test_a_page_grows_while_its_run_trains(browser: Watched, store: RunStore) ->
     store.update(LIVING, status="completed", health={"word": "healthy", "final": True})
     expect(page.locator(".lead")).to_contain_text("It learned.")
     expect(page.locator("#verdict .facts")).to_contain_text("3 of 10")
+    browser.assert_calm()
+
+
+def test_a_log_grows_while_its_run_trains(browser: Watched, store: RunStore) -> None:
+    page, log = browser.page, store.dir(LIVING).get_log_file("trainer")
+    log.write_text("".join(f"line {number}\n" for number in range(150)))
+    browser.visit(f"/runs/{LIVING}/logs/trainer")
+    lines = page.locator("#log-lines")
+    lines.focus()
+    page.keyboard.press("End")
+    page.wait_for_timeout(1500)
+    with log.open("a") as file:
+        file.write("<b>ValueError: it broke</b>\n")
+    expect(lines.locator("mark")).to_have_text("<b>ValueError: it broke</b>")
+    expect(lines.locator("mark")).to_be_in_viewport()
+    assert lines.text_content().splitlines()[0] == "line 0"  # type: ignore[union-attr]
+    store.update(LIVING, status="failed", error="it broke")
+    expect(page.locator(".path")).to_contain_text("failed")
+    browser.visit(f"/runs/{LIVING}/logs/trainer?q=broke")
+    expect(lines).to_have_text("<b>ValueError: it broke</b>")
     browser.assert_calm()
 
 

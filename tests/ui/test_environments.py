@@ -77,6 +77,8 @@ def test_an_environment_has_the_verdict_of_its_newest_test(
     assert "its file is no longer found" in text
     csv = client.get("/environments.csv").text
     assert f"arithmetic,failed,it raised {SCRIPT}" in csv
+    lines = client.get("/tests.csv").text.splitlines()
+    assert [line.split(",")[0] for line in lines[2:4]] == [new.test_id, old.test_id]
 
 
 def test_a_test_shows_shares_with_intervals_and_examples(
@@ -91,6 +93,9 @@ def test_a_test_shows_shares_with_intervals_and_examples(
     for words in ("0.250", "0.07 to 0.59", "n 8 items", "0.125", "0.02 to 0.47", "1,000 to 2,000"):
         assert words in text
     assert "truncated answers" not in text
+    assert f'href="/tests/{test.test_id}.csv"' in text
+    shares = client.get(f"/tests/{test.test_id}.csv").text
+    assert "groups without a signal,0.125," in shares
     assert "1+1=" in text
     assert SCRIPT not in text
 

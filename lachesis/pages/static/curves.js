@@ -24,12 +24,14 @@ function readView() {
     mean: Number(query.get("mean") || 15),
     from: number("from"),
     to: number("to"),
+    log: new Set((query.get("log") || "").split(",").filter(Boolean)),
   };
 }
 
 function writeView() {
   const url = new URL(location.href);
   const shown = { x: view.x === "step" ? null : view.x, mean: view.mean === 15 ? null : view.mean };
+  shown.log = [...view.log].join(",") || null;
   for (const [name, value] of Object.entries({ ...shown, from: view.from, to: view.to })) {
     if (value === null) url.searchParams.delete(name);
     else url.searchParams.set(name, value);
@@ -277,13 +279,15 @@ function drawFigure(figure) {
   const chart = new uPlot(makeOptions(figure, plot, lines, series), data, plot);
   chart.lines = lines;
   charts.set(figure, chart);
+  const isLog = view.log.has(figure.dataset.chart);
+  figure.querySelector("[data-log]").textContent = isLog ? "Linear scale" : "Log scale";
   showValues(figure, chart, null);
 }
 
 function makeOptions(figure, plot, lines, series) {
   const isLarge = figure.classList.contains("large");
   const isCompared = figure.dataset.runs.includes(" ");
-  const isLog = "logScale" in figure.dataset;
+  const isLog = view.log.has(figure.dataset.chart);
   const axis = { stroke: readColour("ink-3"), font: FONT, ticks: { show: false } };
   const line = readColour("line");
   return {
@@ -523,9 +527,9 @@ function moveCursor(figure, distance) {
 }
 
 function toggleLogScale(figure) {
-  if ("logScale" in figure.dataset) delete figure.dataset.logScale;
-  else figure.dataset.logScale = "";
-  figure.querySelector("[data-log]").textContent = "logScale" in figure.dataset ? "Linear scale" : "Log scale";
+  const name = figure.dataset.chart;
+  if (!view.log.delete(name)) view.log.add(name);
+  writeView();
   figure.querySelector("details").open = false;
   drawFigure(figure);
 }

@@ -86,16 +86,20 @@ async function refreshParts(ids) {
 function isInUse(part) {
   const selection = getSelection();
   const isSelected = selection && !selection.isCollapsed && selection.containsNode(part, true);
-  return part.contains(document.activeElement) || isSelected;
+  const hasFocusInside = part.contains(document.activeElement) && part !== document.activeElement;
+  return hasFocusInside || isSelected;
 }
 
 /** Put new HTML of the server into the parts of these ids. */
 function replaceParts(parts) {
+  const isAtEnd = innerHeight + scrollY >= document.documentElement.scrollHeight - 40;
   for (const [id, html] of Object.entries(parts)) {
     const part = document.getElementById(id);
     if (!part || isInUse(part)) continue;
     const page = new DOMParser().parseFromString(html, "text/html");
     part.replaceChildren(...[...page.body.childNodes].map((node) => document.adoptNode(node)));
+    // Whoever reads the end of a log goes on reading the end.
+    if (id === "log-lines" && isAtEnd) scrollTo(0, document.documentElement.scrollHeight);
   }
 }
 
