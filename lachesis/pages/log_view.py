@@ -54,12 +54,15 @@ def find_log(record: RunRecord, run_dir: RunDir, name: str) -> Path:
 
 
 def choose_log(record: RunRecord) -> str:
-    """Return the log that tells most: that of the service that failed or stands still."""
+    """Return the log that tells most: that of the service that failed, stands still or raises."""
     stalled_part = (record.stall or {}).get("part", "")
     if record.failed_service:
         return shorten_service_name(record.failed_service)
     if stalled_part in record.services:
         return shorten_service_name(stalled_part)
+    if "no usable score" in (record.evidence or ""):
+        environments = [name for name in record.services if name.startswith("environment")]
+        return shorten_service_name(environments[0] if environments else "environment")
     return "trainer"
 
 

@@ -22,8 +22,17 @@ def record_curves(
     metrics: Sequence[str],
     curve: Sequence[HeldOutPoint],
     checkpoints: Sequence[int],
+    since: int | None = None,
 ) -> Json:
-    """Return the metrics of a run with its held-out results and checkpoints on every axis."""
+    """Return the metrics of a run with its held-out results and checkpoints on every axis.
+
+    Args:
+        steps: The metrics of all steps.
+        metrics: Those of which curves are drawn.
+        curve: The held-out results.
+        checkpoints: The steps whose weights are kept.
+        since: The step from which on the run went wrong, if it did.
+    """
     curves = RunCurves(steps)
     chosen = np.arange(len(steps))
     if len(steps) > MAX_RECORDED_STEPS:
@@ -39,5 +48,6 @@ def record_curves(
             {**point.model_dump(), "x": {axis: curves.locate(point.step, axis) for axis in AXES}}
             for point in curve
         ],
+        "since": since and {axis: curves.locate(since, axis) for axis in AXES},
         "checkpoints": [{axis: curves.locate(step, axis) for axis in AXES} for step in checkpoints],
     }

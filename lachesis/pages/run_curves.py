@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lachesis.base.json_text import Json
 from lachesis.pages.curve_series import Axis, CurveRequest, RunCurves
 from lachesis.pages.run_cache import RunCache
+from lachesis.pages.trouble import find_first_bad_step
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.evaluation_results import build_run_curve
 
@@ -31,14 +32,16 @@ def build_curves(
 
 
 def locate_marks(cache: RunCache, run_id: str, axis: Axis) -> Json:
-    """Return the held-out results and the kept checkpoints of a run with their places."""
+    """Return where held-out results, kept checkpoints and the first bad step of a run lie."""
     record, steps, run_dir = (
         cache.load_record(run_id),
         cache.read_steps(run_id),
         cache.store.dir(run_id),
     )
     curves = RunCurves(steps)
+    since = find_first_bad_step(record)
     return {
+        "since": None if since is None else curves.locate(since, axis),
         "held_out": [
             {"x": curves.locate(point.step, axis), **point.model_dump()}
             for point in build_run_curve(record, run_dir, steps)

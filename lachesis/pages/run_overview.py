@@ -15,6 +15,7 @@ from lachesis.pages.charts import ChosenCharts, choose_charts
 from lachesis.pages.repeat_command import make_repeat_command
 from lachesis.pages.run_cache import RunCache
 from lachesis.pages.settings_table import SettingRow, list_settings
+from lachesis.pages.trouble import Trouble, describe_trouble
 from lachesis.pages.verdict import RunVerdict, describe_verdict
 from lachesis.pages.wording import format_decimal
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
@@ -96,6 +97,8 @@ class RunPage:
     """The facts in groups."""
     meters: list[MeterFact]
     ends_in: str
+    trouble: Trouble | None
+    """What shows why it needs a look, if it needs one."""
     charts: ChosenCharts
     checkpoints: list[CheckpointRow]
     seconds: list[Amount]
@@ -131,10 +134,13 @@ def make_run_page(
     curve = build_run_curve(record, run_dir, steps)
     last_step = steps[-1] if steps else {}
     usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
+    verdict = describe_verdict(record, summary.step, summary.reward, curve)
+    charts = choose_charts(steps)
+    group_size = config.env.group_size if config else 0
     return RunPage(
         record=record,
         summary=summary,
-        verdict=describe_verdict(record, summary.step, summary.reward, curve),
+        verdict=verdict,
         next_steps=list_next_steps(record, run_dir, last_step, NEXT_STEP_COMMANDS),
         facts=[
             *_list_facts(record, summary, config, usage),
@@ -143,7 +149,8 @@ def make_run_page(
         ],
         meters=_list_meters(record, summary, config, usage),
         ends_in=_describe_end(record, steps),
-        charts=choose_charts(steps),
+        trouble=describe_trouble(record, verdict, charts.small, steps, group_size),
+        charts=charts,
         checkpoints=_list_checkpoints(record, run_dir, steps, curve),
         seconds=_split_seconds(record, summary, steps),
         tokens=_split_tokens(last_step),

@@ -17,6 +17,7 @@ from lachesis.pages.report_assets import write_report_file
 from lachesis.pages.rollout_answers import AnswerColumn, build_answers, read_item_facts
 from lachesis.pages.rollout_page import describe_scores
 from lachesis.pages.run_overview import make_run_page
+from lachesis.pages.trouble import find_first_bad_step
 from lachesis.reporting.html import list_forecast, list_held_out_results, list_provenance
 from lachesis.reporting.run_answers import RunResults
 from lachesis.reporting.run_summary import summarize_run
@@ -72,7 +73,9 @@ def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Pa
     charts = [*([page.charts.main] if page.charts.main else []), *page.charts.small]
     metrics = [metric for chart in charts for metric in chart.metrics]
     checkpoints = [row.step for row in page.checkpoints]
-    data = {record.run_id: record_curves(steps, metrics, results.held_out_curve, checkpoints)}
+    curves = record_curves(
+        steps, metrics, results.held_out_curve, checkpoints, find_first_bad_step(record)
+    )
     provenance = list_provenance(record, run_dir)
     report = RunReport(
         held_out_rows=list_held_out_results(results),
@@ -81,7 +84,7 @@ def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Pa
         forecast_rows=list_forecast(results),
         provenance=[row for row in provenance if row[1] not in (None, "")],
     )
-    write_report_file(file, "run_report.html.j2", data, page=page, report=report)
+    write_report_file(file, "run_report.html.j2", {record.run_id: curves}, page=page, report=report)
 
 
 def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:

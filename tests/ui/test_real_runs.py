@@ -84,9 +84,11 @@ def test_why_a_run_went_wrong_whose_verifier_broke(browser: Watched) -> None:
     expect(lead).to_contain_text("ZeroDivisionError at arithmetic_strict.py:84")
     wait_for_curves(browser, 5)
     expect(page.locator("#chart-raised figcaption")).to_contain_text("Groups that raised")
+    shows_it = page.locator("#trouble")
+    expect(shows_it.locator("#chart-raised .plot canvas")).to_be_visible()
+    expect(shows_it.locator("tbody tr").first).to_contain_text("the environment raised")
     assert_fits(browser)
     page.get_by_role("navigation", name="This run").get_by_text("Logs").click()
-    page.locator(".services").get_by_text("environment").click()
     expect(page.locator(".log mark").first).to_contain_text(re.compile("Error"))
 
 

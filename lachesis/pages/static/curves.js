@@ -149,7 +149,8 @@ function selectRecorded() {
     }
     const heldOut = run.held_out.map((point) => ({ ...point, x: point.x[view.x] }));
     const checkpoints = run.checkpoints.map((place) => place[view.x]);
-    runs[runId] = { series, held_out: heldOut, checkpoints };
+    const since = run.since ? run.since[view.x] : null;
+    runs[runId] = { series, held_out: heldOut, checkpoints, since };
   }
   return { runs };
 }
@@ -359,6 +360,7 @@ function drawMarks(figure, chart, lines) {
   const canvas = chart.ctx;
   canvas.save();
   if (figure.dataset.limit) drawLimit(figure, chart);
+  if (!figure.dataset.runs.includes(" ")) drawFirstBadStep(figure, chart);
   // Of several runs the intervals would hide the lines; a table of their own shows them.
   if ("heldOut" in figure.dataset && !figure.dataset.runs.includes(" ")) drawHeldOut(figure, chart);
   if (figure.classList.contains("large") && figure.dataset.runs.includes(" ")) drawLetters(chart, lines);
@@ -382,6 +384,28 @@ function drawLimit(figure, chart) {
   canvas.textAlign = "right";
   canvas.textBaseline = "bottom";
   canvas.fillText(figure.dataset.limitWord, right, y - 3 * devicePixelRatio);
+}
+
+/** Draw a line where the run went wrong, with its word where the curve is evidence. */
+function drawFirstBadStep(figure, chart) {
+  const since = curveData.runs[figure.dataset.runs].since ?? null;
+  if (since === null) return;
+  const { ctx: canvas, bbox: box } = chart;
+  const x = chart.valToPos(since, "x", true);
+  if (!isInside(chart, x)) return;
+  canvas.strokeStyle = canvas.fillStyle = readColour("bad");
+  canvas.lineWidth = devicePixelRatio;
+  canvas.beginPath();
+  canvas.moveTo(x, box.top);
+  canvas.lineTo(x, box.top + box.height);
+  canvas.stroke();
+  if (!("since" in figure.dataset)) return;
+  canvas.font = `${12 * devicePixelRatio}px system-ui`;
+  const word = `step ${figure.dataset.since}`;
+  const isRoomLeft = x - canvas.measureText(word).width > box.left + 8 * devicePixelRatio;
+  canvas.textAlign = isRoomLeft ? "right" : "left";
+  canvas.textBaseline = "top";
+  canvas.fillText(word, x + (isRoomLeft ? -6 : 6) * devicePixelRatio, box.top);
 }
 
 function drawHeldOut(figure, chart) {
@@ -574,6 +598,7 @@ addEventListener("lachesis:steps", ({ detail }) => {
   }
   run.held_out = detail.held_out;
   run.checkpoints = detail.checkpoints;
+  run.since = detail.since;
   for (const figure of listFigures()) updateFigure(figure);
 });
 
