@@ -84,7 +84,11 @@ class RunCache:
     def summarize(self, record: RunRecord) -> RunSummary:
         """Return the summary of a run."""
         run_dir = self.store.dir(record.run_id)
-        state = tuple(map(stat_file, (run_dir.record, run_dir.metrics, run_dir.config)))
+        kept = self._records.get(record.run_id)
+        # Another thread may have read a newer record meanwhile, whose summary this is not.
+        if kept is None or kept[1] is not record:
+            return summarize_run(record, run_dir)
+        state = (kept[0], stat_file(run_dir.metrics), stat_file(run_dir.config))
         return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
 
     def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:

@@ -59,3 +59,17 @@ def test_a_run_that_is_removed_is_gone(store: RunStore) -> None:
     assert len(cache.list_records()) == 4
     store.discard(SLOW)
     assert SLOW not in [record.run_id for record in cache.list_records()]
+
+
+def test_the_summary_of_an_older_record_is_not_kept(store: RunStore) -> None:
+    """A thread that has read a record goes on with it after another one has read the next."""
+    cache = RunCache(store)
+    older = cache.load_record(BEST)
+    store.update(BEST, note="changed")
+    newer = cache.load_record(BEST)
+    assert cache.summarize(older).record.note is None
+    assert cache.summarize(newer).record.note == "changed"
+    older = newer
+    store.update(BEST, note="again")
+    assert cache.summarize(older).record.note == "changed"
+    assert cache.summarize(cache.load_record(BEST)).record.note == "again"
