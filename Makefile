@@ -6,7 +6,8 @@
 # make faults  break everything that can break, and print a table (an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
 # make bench   measure; prints tables of ratios
-# make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/families.md
+# make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/reference/families.md
+# make docs    write the pages that are made from the code, and build the site into site/
 # make tiny-model  train the model that comes with the package anew (half a minute)
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +28,7 @@ LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py han
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
 PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
-.PHONY: install demo test e2e coverage faults serve lint house bench families tiny-model clean
+.PHONY: install demo test e2e coverage faults serve lint house bench families docs tiny-model clean
 
 install: $(INSTALLED)
 
@@ -77,13 +78,18 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/learning.py
 
 families: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/families.py --write docs/families.md
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/families.py --write docs/reference/families.md
+
+docs: $(INSTALLED)
+	$(BIN)/python -m documentation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
 
 tiny-model: $(INSTALLED)
 	$(BIN)/python -m lachesis.tiny_model
 
 clean:
-	rm -rf $(VENV) .coverage_parts .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .coverage_parts .pytest_cache .ruff_cache .mypy_cache site
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % v[:2])'

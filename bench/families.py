@@ -1,7 +1,7 @@
 """Compare the engine with transformers and PEFT on every family of models, with small random
 weights.
 
-`python bench/families.py` plays all families and prints a table; `--write docs/families.md` writes
+`python bench/families.py` plays all families and prints a table; `--write FILE` writes
 the page, and names play those families alone. Nothing is downloaded. Of each family the engine
 
 - samples sequences of different lengths, beyond every window and chunk, for the base model and for
@@ -322,7 +322,7 @@ program: {others}.
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """Return docs/families.md."""
+    """Return docs/reference/families.md."""
     by_verdict: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_verdict.setdefault(outcome.verdict, []).append(outcome)

@@ -139,24 +139,12 @@ def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lachesis"}
 
 
-def test_the_readme_names_every_command_and_every_folder() -> None:
-    from lachesis.cli.main import build_parser
-
+def test_the_readme_is_read_on_a_screen_and_a_half() -> None:
     readme = (ROOT / "README.md").read_text()
-    choices = next(action.choices for action in build_parser()._actions if action.dest == "command")
-    for command in choices or ():
-        assert f"lachesis {command}" in readme, command
-    for folder in (
-        "lachesis/engine",
-        "lachesis/trainer",
-        "lachesis/supervision",
-        "lachesis/agent",
-        "flows",
-        "tasks",
-        "deployments",
-        "environments",
-    ):
-        assert folder in readme, folder
+    assert len(readme.splitlines()) < 90
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_the_guide_for_agents_is_short() -> None:

@@ -1,4 +1,6 @@
-"""Offer what an agent may read apart from tool answers: run logs, configurations, and the skill."""
+"""Offer what an agent may read apart from tool answers: run logs, configurations, the skill, and
+the documentation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from lachesis.agent.session import AgentSession
 from lachesis.base import paths
-from lachesis.base.errors import LachesisError, StorageError
+from lachesis.base.errors import LachesisError, StorageError, shorten
 from lachesis.base.json_text import to_compact_json
 
 SCHEME = "lachesis://"
@@ -32,6 +34,11 @@ def get_skill_path() -> Path:
     return paths.project_dir() / "skills" / "rl-training" / "SKILL.md"
 
 
+def get_docs_dir() -> Path:
+    """Return the folder of the documentation's pages."""
+    return paths.project_dir() / "docs"
+
+
 STATIC_RESOURCES = (
     Resource(
         f"{SCHEME}skill",
@@ -45,8 +52,20 @@ STATIC_RESOURCES = (
         "The draft of this session with every field",
         "application/json",
     ),
+    Resource(
+        f"{SCHEME}docs",
+        "docs",
+        "The pages of the documentation, each with whom it is for",
+        "text/markdown",
+    ),
 )
 RESOURCE_TEMPLATES = (
+    Resource(
+        f"{SCHEME}docs/{{page}}",
+        "page",
+        "A page of the documentation, as in reference/errors.md",
+        "text/markdown",
+    ),
     Resource(
         f"{SCHEME}runs/{{run_id}}/config",
         "run config",
@@ -106,6 +125,8 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
     path = uri.removeprefix(SCHEME)
     if path == "skill":
         return get_skill_path().read_text(encoding="utf-8"), "text/markdown"
+    if path == "docs" or path.startswith("docs/"):
+        return _read_page(path.removeprefix("docs").strip("/") or "llms.txt"), "text/markdown"
     if path == "config":
         return to_compact_json(session.get_current_config().to_payload()), "application/json"
     if uri.startswith(SCHEME):
@@ -123,3 +144,20 @@ def read_resource(session: AgentSession, uri: str) -> tuple[str, str]:
     if not config.is_file():
         raise StorageError(f"run {match[1]} has no configuration file at {config}")
     return config.read_text(encoding="utf-8"), "application/yaml"
+
+
+def _read_page(name: str) -> str:
+    """Return the text of a page of the documentation.
+
+    Raises:
+        LachesisError: There is no such page.
+    """
+    folder = get_docs_dir()
+    # What is asked for may be any text; only the names of pages reach the disk.
+    pages = {str(page.relative_to(folder)): page for page in folder.rglob("*.md")}
+    page = pages.get(name, folder / "llms.txt" if name == "llms.txt" else None)
+    if page is None or not page.is_file():
+        raise LachesisError(
+            f"there is no page {shorten(repr(name), 80)}; {SCHEME}docs lists all pages"
+        )
+    return page.read_text(encoding="utf-8")

@@ -318,5 +318,5 @@ def _make_unsupported_error(base: BaseLanguageModel, reason: str) -> Unsupported
     family: Any = base.module.config.model_type
     return UnsupportedModelError(
         f"the model {base.source} ({family}) cannot be served correctly: {reason}; "
-        "allowed: models of a family that agrees in docs/families.md"
+        "allowed: models of a family that agrees in docs/reference/families.md"
     )

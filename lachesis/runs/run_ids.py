@@ -1,10 +1,12 @@
-"""Find the run that a person means: by the beginning of its id, or as the newest one."""
+"""Find the run that a person means: by the beginning of its id, its name, or as the newest."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from lachesis.base.errors import UnknownRunError
+from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
 NEWEST = "@last"
@@ -15,29 +17,44 @@ def resolve_run_id(store: RunStore, text: str) -> str:
 
     Args:
         store: The runs.
-        text: The id, a beginning of it that no other run's id has, or `@last`.
+        text: The id, a beginning of it that no other run's id has, a name that no other run has,
+            or `@last`.
 
     Returns:
         The id; a text that means no run is returned as it is, for the error of whoever loads it.
 
     Raises:
-        UnknownRunError: Several runs begin like this, or there is no run yet.
+        UnknownRunError: Several runs begin like this or have this name, or there is no run yet.
     """
     if text == NEWEST:
         records = store.all()
         if not records:
             raise UnknownRunError("there is no run yet, so there is no last one; start one first")
         return records[0].run_id
-    if not re.fullmatch(r"[0-9a-f]{1,7}", text):
+    if re.fullmatch(r"[0-9a-f]{8}", text):
         return text
-    matching = [record for record in store.all() if record.run_id.startswith(text)]
-    if len(matching) > 1:
-        described = ", ".join(
-            f"{record.run_id} ({record.name or record.environment}, {record.status})"
-            for record in matching[:10]
-        )
-        raise UnknownRunError(f"{len(matching)} runs begin with {text!r}: {described}")
-    return matching[0].run_id if matching else text
+    records = store.all()
+    if re.fullmatch(r"[0-9a-f]{1,7}", text):
+        matching = [record for record in records if record.run_id.startswith(text)]
+        if matching:
+            return _take_only(matching, f"begin with {text!r}")
+    named = [record for record in records if record.name == text]
+    return _take_only(named, f"have the name {text!r}") if named else text
+
+
+def _take_only(records: Sequence[RunRecord], what_they_share: str) -> str:
+    """Return the id of the only record.
+
+    Raises:
+        UnknownRunError: There are several.
+    """
+    if len(records) == 1:
+        return records[0].run_id
+    described = ", ".join(
+        f"{record.run_id} ({record.name or record.environment}, {record.status})"
+        for record in records[:10]
+    )
+    raise UnknownRunError(f"{len(records)} runs {what_they_share}: {described}")
 
 
 def resolve_checkpoint_name(store: RunStore, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md work as they stand there."""
+"""The examples of docs/how-to/agents.md work as they stand there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lachesis.cli.main import build_parser
 from lachesis.supervision.ports import reserve_free_ports
 from tests.patience import deadline
 
-PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "agents.md").read_text()
 SECTIONS = {
     part.partition("\n")[0]: re.findall(r"```(\w+)\n(.*?)```", part, re.DOTALL)
     for part in PAGE.split("\n## ")[1:]
@@ -114,7 +114,7 @@ def test_the_loop_of_plain_function_calling_runs(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     names: dict[str, Any] = {}
     try:
-        exec(compile(block("Plain", "python"), "docs/clients.md", "exec"), names)
+        exec(compile(block("Plain", "python"), "docs/how-to/agents.md", "exec"), names)
     finally:
         server.shutdown()
         server.server_close()

@@ -228,6 +228,9 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(
             texts[uri] = (await client.read_resource(uri)).contents[0].text  # type: ignore[union-attr]
         assert texts["lachesis://skill"].startswith("---\nname: rl-training")
         assert json.loads(texts["lachesis://config"])["environment"] == "arithmetic"
+        assert "[Errors](reference/errors.md)" in texts["lachesis://docs"]
+        page = (await client.read_resource("lachesis://docs/reference/errors.md")).contents[0]
+        assert "unknown_run" in page.text  # type: ignore[union-attr]
         assert texts[f"lachesis://runs/{run.run_id}/logs/trainer"] == "one\ntwo"
         assert texts[f"lachesis://runs/{run.run_id}/config"] == "env: {}\n"
         for bad in (
@@ -235,6 +238,8 @@ async def test_resources_are_the_skill_the_draft_and_the_runs(
             "lachesis://runs/ffffffff/config",
             "file:///etc/passwd",
             "lachesis://x",
+            "lachesis://docs/../README.md",
+            "lachesis://docs/reference/nothing.md",
         ):
             with pytest.raises(MCPError):
                 await client.read_resource(bad)

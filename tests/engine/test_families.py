@@ -1,4 +1,4 @@
-"""The engine against transformers and PEFT, by the program that makes docs/families.md."""
+"""The engine against transformers and PEFT, by the program that makes the page of families."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_schedules_of_people_survive_the_start_of_the_runner(
 def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
     prefect_api: PrefectApi, tmp_path: Path
 ) -> None:
-    """Therefore docs/recovery.md names `lachesis stop` for a run that waits for its place."""
+    """Therefore the page of recovery names `lachesis stop` for a run that waits for its place."""
     with run_lingering_flow_runner(prefect_api, tmp_path):
         deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
     flow_run = prefect_api.create_flow_run(

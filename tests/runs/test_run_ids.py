@@ -1,4 +1,4 @@
-"""Runs by a beginning of their id, and the newest one."""
+"""Runs by a beginning of their id, by their name, and the newest one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from lachesis.runs.run_ids import resolve_checkpoint_name, resolve_run_id
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 
-RUN_IDS = ("0123abcd", "0199ffff", "ab000000")
+RUN_IDS = ("0123abcd", "0199ffff", "ab000000", "cd000000")
+# A name may look like the beginning of an id.
+NAMES = ("careful", "ab", "twice", "twice")
 
 
 @pytest.fixture
 def store() -> RunStore:
     store = RunStore()
     for index, run_id in enumerate(RUN_IDS):
-        store.create(make_record(run_id=run_id, created_at=f"2026-01-0{3 - index}T00:00:00+00:00"))
+        created_at, name = f"2026-01-0{4 - index}T00:00:00+00:00", NAMES[index]
+        store.create(make_record(run_id=run_id, created_at=created_at, name=name))
     return store
 
 
@@ -29,6 +32,8 @@ def store() -> RunStore:
         ("@last", "0123abcd"),
         ("ff", "ff"),
         ("unknown run", "unknown run"),
+        ("careful", "0123abcd"),
+        ("ab", "ab000000"),
     ],
 )
 def test_a_run_is_found(store: RunStore, text: str, run_id: str) -> None:
@@ -37,9 +42,11 @@ def test_a_run_is_found(store: RunStore, text: str, run_id: str) -> None:
 
 def test_what_is_ambiguous_is_refused_with_the_choices(store: RunStore) -> None:
     with pytest.raises(
-        UnknownRunError, match=r"2 runs begin with '01': 0123abcd \(sums, pending\)"
+        UnknownRunError, match=r"2 runs begin with '01': 0123abcd \(careful, pending\)"
     ):
         resolve_run_id(store, "01")
+    with pytest.raises(UnknownRunError, match="2 runs have the name 'twice': ab000000"):
+        resolve_run_id(store, "twice")
 
 
 def test_the_last_of_no_runs() -> None:
@@ -54,6 +61,7 @@ def test_the_last_of_no_runs() -> None:
         ("@last@best", "0123abcd@best"),
         ("@last", "0123abcd"),
         ("ab", "ab000000"),
+        ("careful@best", "0123abcd@best"),
         ("last", "last"),
         ("best@@", "best@@"),
     ],

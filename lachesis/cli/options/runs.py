@@ -221,7 +221,9 @@ def _add_logs(logs: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "-f", "--follow", action="store_true", help="follow the log until the run ends"
     )
-    logs.add_argument("-n", "--lines", type=NUM_LINES, default=50)
+    logs.add_argument(
+        "-n", "--lines", type=NUM_LINES, default=50, help="lines to show (default: %(default)s)"
+    )
 
 
 def _add_rollouts(command: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ def add_first_commands(add_command: AddCommand) -> None:
         "Train a tiny model on sums, and compare it before and after.",
         "lachesis demo --steps 20",
     )
-    demo.add_argument("--seed", type=SEED, default=0)
+    demo.add_argument("--seed", type=SEED, default=0, help="default: %(default)s")
     demo.add_argument("--steps", type=NUM_STEPS, help="training steps (default: the profile's)")
     _add_serve(add_command)
     doctor = add_command(
@@ -46,7 +46,9 @@ def _add_completion(add_command: AddCommand) -> None:
         "Print the code with which a shell completes commands, runs, environments and fields.",
         'eval "$(lachesis completion bash)"',
     )
-    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.add_argument(
+        "shell", choices=["bash", "zsh", "fish"], help="the shell that reads the code"
+    )
 
 
 def _add_serve(add_command: AddCommand) -> None:
@@ -156,7 +158,7 @@ def _add_env(command: argparse.ArgumentParser) -> None:
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=["build"])
+    command.add_argument("action", choices=["build"], help="make a model")
     for_help = "environment whose examples to pretrain on, instead of sums; may be repeated"
     command.add_argument(
         "--for",
