@@ -37,17 +37,21 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
         "TINKER_API_KEY": ("none", "The key of the Tinker cloud, or of another server."),
         "TINKER_BASE_URL": ("none", "The address of another server that speaks the protocol."),
         "HF_TOKEN": ("none", "The token for models of the Hub that need one."),
-        "WANDB_API_KEY": ("none", "With it, metrics go to W&B; without it, nowhere else."),
+        "WANDB_API_KEY": (
+            "none",
+            "The key with which runs that use W&B log online; without it they log offline.",
+        ),
         "LACHESIS_ENVIRONMENT_VARIABLES": (
             "none",
-            "Names of variables that environments get, separated by commas, such as the key of a "
-            "judge. Without it they get no secret.",
+            "Names of variables that environments get, separated by spaces, also with `*`: "
+            "`WIKI_DIR SEARCH_*`. Without it they get no key.",
         ),
         "OPENAI_BASE_URL": (
-            "none",
-            "An endpoint like OpenAI's, which `lachesis test --profile custom` can ask.",
+            "OpenRouter",
+            "The endpoint whose models `lachesis test --endpoint-model NAME` asks.",
         ),
-        "OPENAI_API_KEY": ("none", "The key of that endpoint."),
+        "OPENAI_API_KEY": ("none", "Its key, where OPENAI_BASE_URL is set."),
+        "OPENROUTER_API_KEY": ("none", "The key of OpenRouter, where it is not."),
     },
     "The server": {
         "LACHESIS_MAX_RUNS": ("4", "Number of trainings that run at the same time."),

@@ -72,7 +72,20 @@ def list_commands(text: str) -> list[str]:
     return commands
 
 
-def run_page(page: str, folder: Path) -> None:
+def make_reader_env(home: Path) -> dict[str, str]:
+    """Return the variables of a reader with this home, who has no keys and no server."""
+    ours = ("TINKER_", "WANDB_", "PREFECT_API", "LACHESIS_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    programs = Path(sys.executable).parent
+    return {
+        **env,
+        "PATH": f"{programs}{os.pathsep}{env['PATH']}",
+        "LACHESIS_HOME": str(home),
+        "WANDB_MODE": "disabled",
+    }
+
+
+def run_page(page: str, folder: Path, env: dict[str, str]) -> None:
     """Run all blocks of a page in a folder; one that fails ends the test with its output."""
     python_blocks: list[str] = []
     for snippet in read_snippets(page):
@@ -85,15 +98,13 @@ def run_page(page: str, folder: Path) -> None:
             python_blocks.append(snippet.text)
         else:
             for command in list_commands(snippet.text):
-                _run(["bash", "-c", command], page, folder)
+                _run(["bash", "-c", command], page, folder, env)
     if python_blocks:
         program = "\n".join(python_blocks).replace('__name__ == "__main__"', "False")
-        _run([sys.executable, "-c", program], page, folder)
+        _run([sys.executable, "-c", program], page, folder, env)
 
 
-def _run(command: list[str], page: str, folder: Path) -> None:
-    programs = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+def _run(command: list[str], page: str, folder: Path, env: dict[str, str]) -> None:
     finished = subprocess.run(
         command,
         cwd=folder,

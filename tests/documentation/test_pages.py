@@ -40,7 +40,7 @@ def test_every_error_has_an_entry_with_what_why_and_what_to_do() -> None:
     entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
     assert set(entries) == {error.code for error in list_error_classes()}
     for code, entry in entries.items():
-        assert re.findall(r"^\*\*(\w+)\.\*\*", entry, re.MULTILINE) == ["What", "Why", "Do"], code
+        assert re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE) == ["What", "Why", "Do"], code
 
 
 def test_every_metric_of_real_runs_has_a_meaning(tmp_path: Path) -> None:

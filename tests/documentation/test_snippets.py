@@ -10,44 +10,45 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.supervision.ports import reserve_free_ports
-from tests.documentation.snippets import list_commands, list_pages, read_snippets, run_page
+from tests.documentation.snippets import (
+    list_commands,
+    list_pages,
+    make_reader_env,
+    read_snippets,
+    run_page,
+)
 
 # Pages that train on environments of their own, for several minutes.
 LONG_PAGES = ("start/your-own-environment.md", "how-to/write-an-environment.md")
-TUTORIAL = LONG_PAGES[0]
 RUNNABLE_PAGES = [
     page for page in list_pages() if any(not snippet.skip_reason for snippet in read_snippets(page))
 ]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty home for all pages, in which a reader goes on from page to page."""
-    home = tmp_path_factory.mktemp("reader") / "home"
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "WANDB_API_KEY", "PREFECT_API_URL"):
-            patch.delenv(name, raising=False)
-        patch.setenv("LACHESIS_HOME", str(home))
-        patch.setenv("LACHESIS_PAGES_PORT", str(reserve_free_ports(1)[0]))
-        yield home
-        subprocess.run(
-            [sys.executable, "-m", "lachesis.cli.main", "serve", "--stop"], timeout=200, check=True
-        )
+def reader_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The variables of a reader, who goes on from page to page with one home, empty at first."""
+    env = make_reader_env(tmp_path_factory.mktemp("reader") / "home")
+    env["LACHESIS_PAGES_PORT"] = "0"
+    yield env
+    stop = [sys.executable, "-m", "lachesis.cli.main", "serve", "--stop"]
+    subprocess.run(stop, env=env, timeout=200, check=True)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in RUNNABLE_PAGES if page not in LONG_PAGES])
-def test_the_commands_of_a_page_run(page: str, home: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+def test_the_commands_of_a_page_run(page: str, reader_env: dict[str, str], tmp_path: Path) -> None:
+    run_page(page, tmp_path, reader_env)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", LONG_PAGES)
-def test_the_commands_of_a_long_page_run(page: str, home: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_long_page_run(
+    page: str, reader_env: dict[str, str], tmp_path: Path
+) -> None:
     started = time.monotonic()
-    run_page(page, tmp_path)
+    run_page(page, tmp_path, reader_env)
     print(f"{page} takes {time.monotonic() - started:.0f} s")
 
 
