@@ -284,6 +284,8 @@ def quiet() -> Iterator[None]:
 
 PAGE = """# Families of models
 
+For whoever wants to know whether the embedded engine serves a model.
+
 Made by `make families`, with transformers {transformers} and PEFT {peft}.
 {agrees} families agree, {refused} are refused by name.
 

@@ -6,6 +6,7 @@ the held-out intervals allow.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.run_record import RunRecord
 
 MAX_FINDINGS = 4
+# The folders before the name of a file, as in `/home/me/tasks/sums.py:12`.
+_FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/`'\"]+/)+(?=[^\s/]+\.\w)")
 PICTURE_WIDTH, PICTURE_MARGIN = 144.0, 4.0
 
 
@@ -207,8 +210,10 @@ def _find_chart(text: str) -> str:
 
 
 def _end_sentence(text: str) -> str:
-    """Return a text that begins with a capital and ends with a stop."""
-    text = text.strip()
+    """Return a text that begins with a capital and ends with a stop, without folders of this
+    machine.
+    """
+    text = _FOLDERS.sub("", text.strip())
     if not text:
         return ""
     return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")

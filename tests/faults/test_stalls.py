@@ -92,4 +92,7 @@ def _check_shown(world: World, run: Run) -> None:
     for command in ("status", "results"):
         assert lachesis(world, command, run.run_id)["health"]["stalled"]["part"] == "environment"
     (page, *_) = lachesis(world, "report", run.run_id)["files"]
-    assert "stalled in environment" in Path(page).read_text()
+    report = Path(page).read_text()
+    assert "It stands still." in report
+    assert "Stalled in environment since" in report
+    assert str(Path(__file__).parent) not in report, "no folder of this machine"

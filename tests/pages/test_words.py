@@ -85,6 +85,14 @@ def test_a_run_that_stands_still_is_not_called_healthy() -> None:
     assert "stalled in trainer" in verdict.lead_rest.lower()
 
 
+def test_no_sentence_names_a_folder_of_this_machine() -> None:
+    text = "it blocks in score() at /home/me/tasks/sums.py:88; see https://x.org/a/b.html, 1/2.5"
+    stall = {"part": "environment", "since": "2026-01-01T00:00:00+00:00", "evidence": text}
+    record = make_record(status="running", health={"word": "healthy", "stalled": stall})
+    rest = describe_verdict(record, 3, {"first": 0.1, "last": 0.2}, []).lead_rest
+    assert "in score() at sums.py:88; see https://x.org/a/b.html, 1/2.5" in rest
+
+
 def test_a_reward_that_fell_is_not_said_to_have_risen() -> None:
     verdict = describe_verdict(make_judged("healthy"), 1, {"first": 0.5, "last": 0.4}, [])
     assert verdict.lead_rest.startswith("In one step the reward fell from 0.500 to 0.400;")
