@@ -18,8 +18,13 @@ from tests.documentation.snippets import (
     run_page,
 )
 
-# Pages that train on environments of their own, for several minutes.
-LONG_PAGES = ("start/your-own-environment.md", "how-to/write-an-environment.md")
+# Pages that train for minutes, which `make e2e` plays.
+LONG_PAGES = (
+    "start/your-own-environment.md",
+    "how-to/write-an-environment.md",
+    "how-to/stop-and-resume.md",
+    "how-to/budgets.md",
+)
 RUNNABLE_PAGES = [
     page for page in list_pages() if any(not snippet.skip_reason for snippet in read_snippets(page))
 ]

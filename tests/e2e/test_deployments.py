@@ -235,7 +235,7 @@ def test_a_schedule_goes_on_from_the_best_checkpoint_of_its_last_run(
 def test_the_automation_of_the_documentation_trains_again(
     server: Server, served_home: Path, cli: Callable[..., Any]
 ) -> None:
-    documentation = (ROOT / "docs" / "prefect.md").read_text()
+    documentation = (ROOT / "docs" / "how-to" / "prefect.md").read_text()
     example = re.search("again.json <<'END'\n(.*?)\nEND", documentation, re.DOTALL)
     assert example is not None
     automation = json.loads(example[1].replace('"ID"', json.dumps(server.deployment("train"))))

@@ -7,7 +7,7 @@ from pathlib import Path
 from lachesis.supervision.plan import START_ORDER
 from lachesis.supervision.restart_policy import RESTART_RULES, RestartBudget
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanations" / "recovery.md"
 
 
 def test_the_page_says_what_the_code_does() -> None:
