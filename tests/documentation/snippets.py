@@ -20,7 +20,7 @@ BLOCK = re.compile(
 )
 TITLE = re.compile(r'title="([^"]+)"')
 # A reader would not wait longer for one command.
-COMMAND_TIMEOUT_S = 280
+COMMAND_TIMEOUT_S = 500
 
 
 @dataclass(frozen=True)
