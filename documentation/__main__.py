@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from documentation.generated import DOCS, GENERATED_PAGES, render_generated_page
+from documentation.generated import GENERATED_PAGES, render_generated_page
+from documentation.site import DOCS
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 from documentation.markdown import make_table, take_first_sentence
+from documentation.site import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Map of the repository
 
 For whoever looks for the code that does something: every module, with the first sentence of its

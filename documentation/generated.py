@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from documentation.commands import render_commands
@@ -17,7 +16,6 @@ from documentation.metrics import render_metrics
 from documentation.tools import render_tools
 from documentation.variables import render_variables
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 GENERATED_PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "reference/commands.md": render_commands,

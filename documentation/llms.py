@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from documentation.site import DOCS, read_navigation
 
-ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Lachesis
 
 > Lachesis trains language models by reinforcement learning: it finds and tests environments, starts
@@ -21,9 +20,8 @@ An agent works with the `rl_*` tools: see [Tools for agents](reference/tools.md)
 
 def render_llms_text() -> str:
     """Return the list of all pages in the order of the site, with whom each is for."""
-    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     lines = [HEAD]
-    for entry in settings["nav"]:
+    for entry in read_navigation():
         ((title, target),) = entry.items()
         if isinstance(target, list):
             lines += [f"\n## {title}\n", *map(_make_line, target)]
@@ -34,7 +32,7 @@ def render_llms_text() -> str:
 
 def _make_line(entry: dict[str, Any]) -> str:
     ((title, page),) = entry.items()
-    return f"- [{title}]({page}): {_read_first_sentence(ROOT / 'docs' / page)}"
+    return f"- [{title}]({page}): {_read_first_sentence(DOCS / page)}"
 
 
 def _read_first_sentence(file: Path) -> str:

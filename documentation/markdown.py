@@ -18,11 +18,6 @@ def _clean_cell(value: object) -> str:
     return text.replace("|", r"\|")
 
 
-def code(value: object) -> str:
-    """Return a value as code, or nothing for an empty one."""
-    return f"`{value}`" if str(value) else ""
-
-
 def take_first_sentence(docstring: str | None) -> str:
     """Return the first sentence of a docstring in one line."""
     text = re.sub(r"\s+", " ", docstring or "").strip()

@@ -21,7 +21,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from documentation.generated import DOCS
+from documentation.site import DOCS
 from lachesis.orchestration.server import find_running_server
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model.build import READY_MADE

@@ -141,8 +141,8 @@ def _list_sampled_groups(run_dir: RunDir) -> list[ReportedPhase]:
         # A damaged file may hold anything else.
         if isinstance(scores, list) and isinstance(responses, list):
             pairs = zip(responses, scores, strict=False)
-            known = [(str(text), float(score)) for text, score in pairs if is_score(score)]
-            groups.append(_make_sampled_group(line, known))
+            scored = [(str(text), float(score)) for text, score in pairs if is_score(score)]
+            groups.append(_make_sampled_group(line, scored))
     shown = groups[:1] + groups[1:][-1:]
     return [ReportedPhase("Sampled rollouts", shown)] if shown else []
 

@@ -17,7 +17,7 @@ from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.run_record import RunRecord
 
 MAX_FINDINGS = 4
-# The folders before the name of a file, as in `/home/me/tasks/sums.py:12`.
+# The folders before the name of a file, as in `/folder/of/tasks/sums.py:12`.
 _FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/`'\"]+/)+(?=[^\s/]+\.\w)")
 PICTURE_WIDTH, PICTURE_MARGIN = 144.0, 4.0
 

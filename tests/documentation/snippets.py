@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from documentation.generated import DOCS, GENERATED_PAGES
+from documentation.generated import GENERATED_PAGES
+from documentation.site import DOCS, read_navigation
 
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?"
@@ -36,7 +35,6 @@ class Snippet:
 
 def list_pages() -> list[str]:
     """Return the written pages of the site in the order of its navigation."""
-    settings = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())
 
     def walk(entries: list[dict[str, object]]) -> list[str]:
         pages: list[str] = []
@@ -45,7 +43,7 @@ def list_pages() -> list[str]:
             pages += walk(target) if isinstance(target, list) else [str(target)]
         return pages
 
-    return [page for page in walk(settings["nav"]) if page not in GENERATED_PAGES]
+    return [page for page in walk(read_navigation()) if page not in GENERATED_PAGES]
 
 
 def read_snippets(page: str) -> list[Snippet]:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from documentation.errors import list_error_classes
-from documentation.file_map import ROOT, list_modules
+from documentation.file_map import list_modules
 from documentation.files import HOME_FILES, RUN_FILES
-from documentation.generated import DOCS, GENERATED_PAGES, render_generated_page
+from documentation.generated import GENERATED_PAGES, render_generated_page
+from documentation.site import DOCS, ROOT
 from documentation.variables import INTERNAL_VARIABLES, VARIABLES
 from lachesis.runs.metric_names import METRIC_MEANINGS, describe_metric
 from lachesis.runs.metrics import MetricsFile

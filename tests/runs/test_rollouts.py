@@ -98,8 +98,8 @@ def test_rollouts_of_a_release_with_fewer_columns_are_found_and_merged(tmp_path:
     write_steps(folder, range(1, 3))
     older = tmp_path / "steps-00000001-00000001.parquet"
     pq.write_table(pq.read_table(older).drop_columns(["trained_logprobs"]), older)
-    found = find_rollouts(tmp_path, RolloutQuery(limit=1000, with_tokens=True)).rollouts
-    assert [row["trained_logprobs"] for row in found[::4]] == [None, [None, None, -0.25]]
+    rows = find_rollouts(tmp_path, RolloutQuery(limit=1000, with_tokens=True)).rollouts
+    assert [row["trained_logprobs"] for row in rows[::4]] == [None, [None, None, -0.25]]
     (only_older,) = find_rollouts(
         tmp_path, RolloutQuery(step=1, limit=1, with_tokens=True)
     ).rollouts
