@@ -36,7 +36,7 @@ demo: $(INSTALLED)
 	$(BIN)/lachesis demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'long and not matrix' --numprocesses 3 --dist loadscope --no-loadscope-reorder

@@ -36,6 +36,11 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "TINKER_API_KEY": ("none", "The key of the Tinker cloud, or of another server."),
         "TINKER_BASE_URL": ("none", "The address of another server that speaks the protocol."),
+        "OMP_NUM_THREADS": (
+            "the number of cores",
+            "The largest number of threads of PyTorch. The embedded engine measures which number "
+            "up to this one is the fastest; `lachesis model build` takes half of the cores.",
+        ),
         "HF_TOKEN": ("none", "The token for models of the Hub that need one."),
         "WANDB_API_KEY": (
             "none",
@@ -91,6 +96,11 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
         "PREFECT_API_AUTH_STRING": (
             "none",
             "User and password of the Prefect server, as `user:password`.",
+        ),
+        "PREFECT_SERVER_API_AUTH_STRING": (
+            "none",
+            "The user and password that the Prefect server of `lachesis serve` asks for; commands "
+            "then need them in PREFECT_API_AUTH_STRING.",
         ),
     },
     "Access": {

@@ -77,6 +77,16 @@ class ArithmeticEnv(BaseEnv):
         """Return a wrong answer."""
         return str(int(item["answer"]) + 1)
 
+    def example(self, item: Item, *, right: bool) -> list[dict[str, Any]]:
+        """Return a sum with a right or a wrong answer, for training before reinforcement
+        learning.
+        """
+        answer = self.gold(item) if right else self.corrupt(item)
+        return [
+            {"role": "user", "content": item["question"]},
+            {"role": "assistant", "content": answer},
+        ]
+
     def score_answer(self, item: Item, answer: str) -> float:
         """Return 1.0 when the answer is the sum and nothing else, else 0.0."""
         return float(answer.strip() == item["answer"])

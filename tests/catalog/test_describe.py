@@ -215,11 +215,25 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
         describe.register_environment(str(tmp_path / "broken.py"))
 
 
-def test_an_environment_without_examples_says_what_is_missing() -> None:
+def test_an_environment_without_examples_says_what_is_missing(tmp_path: Path) -> None:
+    write(tmp_path, silent=BASE + "class Silent(BaseEnv):\n    pass\n")
+    describe.register_environment(str(tmp_path / "silent.py"))
+    silent = describe.find_environment("silent")
     with pytest.raises(
-        EnvironmentLoadError, match=r"ArithmeticEnv has no method example\(item, right=…\)"
+        EnvironmentLoadError, match=r"Silent has no method example\(item, right=…\)"
     ):
-        describe.collect_examples(describe.find_environment("arithmetic"), {}, count=1, share=1.0)
+        describe.collect_examples(silent, {}, count=1, share=1.0)
+
+
+def test_an_environment_of_plain_atropos_gives_examples() -> None:
+    arithmetic = describe.find_environment("arithmetic")
+    right = describe.collect_examples(arithmetic, {}, count=20, share=1.0)
+    wrong = describe.collect_examples(arithmetic, {}, count=20, share=0.0)
+    for (question, answer), is_right in [(pair, True) for pair in right] + [
+        (pair, False) for pair in wrong
+    ]:
+        first, second = question["content"].rstrip("=").split("+")
+        assert (int(answer["content"]) == int(first) + int(second)) is is_right
 
 
 def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ from tests.documentation.snippets import (
     run_page,
 )
 
-# Pages that train for minutes, which `make e2e` plays.
+# Pages that start a server or train for minutes, which `make e2e` plays. `make test` plays the
+# first page that a reader trains by.
 LONG_PAGES = (
     "start/your-own-environment.md",
     "how-to/write-an-environment.md",
+    "how-to/test-before-training.md",
     "how-to/stop-and-resume.md",
+    "how-to/export-weights.md",
     "how-to/budgets.md",
 )
 RUNNABLE_PAGES = [

@@ -133,6 +133,7 @@ def test_prefects_command_starts_a_training(
     assert server.state(named[1])["type"] == "COMPLETED"
 
 
+@pytest.mark.long  # in `make test` a person does so on Prefect's pages
 def test_a_training_is_started_copied_and_not_retried_when_complete(
     server: Server, served_home: Path, cli: Callable[..., Any]
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from lachesis.catalog import describe
 from lachesis.env_process import stages
+from lachesis.env_process.warmup_examples import make_warmup_examples
 from tests.environment.conftest import unconfined
 
 Make = Callable[..., Any]
@@ -274,14 +275,15 @@ async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path:
 @pytest.mark.parametrize("name", SINGLE)
 def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
     found = describe.find_environment(name, [ROOT / "environments"])
-    conversations = describe.collect_examples(found, {}, count=40, share=0.5, seed=1)
+    request = {"count": 40, "share": 0.5, "seed": 1, "values": {}}
+    conversations = make_warmup_examples(Path(found.file_path), found.class_name, request)
     assert len(conversations) == 40
     assert {
         tuple(message["role"] for message in conversation) for conversation in conversations
     } == {("user", "assistant")}
     if name == "countdown":
         assert conversations == describe.collect_examples(found, {}, count=40, share=0.5, seed=1), (
-            "the same for the same seed"
+            "the same for the same seed, in a process of its own"
         )
 
 
@@ -343,6 +345,7 @@ async def test_a_function_that_is_not_there_is_told(
     made: Make, tmp_path: Path, function: str, said: str
 ) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
+    (tmp_path / "beside_mine.py").touch()
     env = made(
         environment("reward_function"), function=function.format(here=tmp_path), dataset="x.jsonl"
     )

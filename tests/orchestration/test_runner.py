@@ -86,6 +86,7 @@ def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
     assert (prefect_api.read_flow_run(flow_run["id"]) or {})["state"]["type"] == "SCHEDULED"
 
 
+@pytest.mark.long
 def test_a_training_that_completes_after_its_flow_run_was_marked_as_crashed(
     prefect_api: PrefectApi, tmp_path: Path
 ) -> None:

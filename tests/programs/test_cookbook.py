@@ -114,7 +114,14 @@ def test_the_supervised_loop_learns(play: Callable[..., list[dict[str, Any]]]) -
     assert found[-1]["train_mean_nll"] < 0.8 * found[0]["train_mean_nll"]
 
 
-@pytest.mark.parametrize("loss_fn", ["importance_sampling", "cispo", "gspo"])
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        "importance_sampling",
+        pytest.param("cispo", marks=pytest.mark.long),
+        pytest.param("gspo", marks=pytest.mark.long),
+    ],
+)
 def test_the_reinforcement_loop_runs(
     play: Callable[..., list[dict[str, Any]]], loss_fn: str
 ) -> None:
@@ -135,6 +142,7 @@ def test_the_reinforcement_loop_runs(
     assert all(line["reward/total"] == 0.0 for line in found)
 
 
+@pytest.mark.long
 def test_direct_preference_optimisation_learns(play: Callable[..., list[dict[str, Any]]]) -> None:
     """Before the first step both models are the same, so the loss is ln 2; then what is preferred
     becomes more likely.

@@ -131,7 +131,10 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
     assert len(others) == 2
 
 
-def test_several_environments_teach_one_model(tmp_path: Path) -> None:
+def test_several_environments_teach_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teach, "NUM_EXAMPLES", 40)
     taught = [(describe.find_environment(name), {}) for name in ("reverse_text", "countdown")]
     made = teach.ensure_environment_model(*taught, steps=1, home=tmp_path)
     assert made.name.startswith("tiny-reverse_text-countdown-")

@@ -26,8 +26,25 @@ def address(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
         yield address
 
 
-@pytest.fixture(params=[(1280, False), (1280, True), (390, False), (390, True)],
-                ids=["wide light", "wide dark", "phone light", "phone dark"])  # fmt: skip
+SCREENS = {
+    "wide light": (1280, False),
+    "wide dark": (1280, True),
+    "phone light": (390, False),
+    "phone dark": (390, True),
+}
+on_every_screen = pytest.mark.parametrize(
+    "browser", list(SCREENS.values()), ids=list(SCREENS), indirect=True
+)
+# A click does the same in both colours.
+on_two_screens = pytest.mark.parametrize(
+    "browser",
+    [SCREENS["wide light"], SCREENS["phone dark"]],
+    ids=["wide light", "phone dark"],
+    indirect=True,
+)
+
+
+@pytest.fixture
 def browser(request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
     width, is_dark = request.param
     with open_browser(address, width=width, is_dark=is_dark) as browser:
@@ -36,6 +53,7 @@ def browser(request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
         browser.assert_calm()
 
 
+@on_two_screens
 def test_which_of_three_runs_was_best_and_what_was_different(browser: Watched) -> None:
     page = browser.page
     browser.visit("/")
@@ -51,6 +69,7 @@ def test_which_of_three_runs_was_best_and_what_was_different(browser: Watched) -
     assert_fits(browser)
 
 
+@on_two_screens
 def test_wrong_answers_at_the_end_and_why_they_scored_0(browser: Watched) -> None:
     page = browser.page
     browser.visit(f"/runs/{GOOD}")
@@ -74,6 +93,7 @@ def test_wrong_answers_at_the_end_and_why_they_scored_0(browser: Watched) -> Non
     expect(page.locator("#inspect")).to_contain_text("probability")
 
 
+@on_two_screens
 def test_why_a_run_went_wrong_whose_verifier_broke(browser: Watched) -> None:
     page = browser.page
     browser.visit("/")
@@ -92,6 +112,7 @@ def test_why_a_run_went_wrong_whose_verifier_broke(browser: Watched) -> None:
     expect(page.locator(".log mark").first).to_contain_text(re.compile("Error"))
 
 
+@on_every_screen
 def test_every_page_of_each_run_fits_and_is_calm(browser: Watched) -> None:
     page = browser.page
     for run_id in (GOOD, SLOW, SMALL_GROUPS, BROKEN):

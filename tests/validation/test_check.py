@@ -75,7 +75,15 @@ FAULTS = {  # what is replaced, with what, and what is said then
 }
 
 
-@pytest.mark.parametrize("stage", ["import", "dataset", "model-free check", "rollout"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "import",
+        "dataset",
+        "model-free check",
+        pytest.param("rollout", marks=pytest.mark.long),  # it starts an engine
+    ],
+)
 def test_the_check_that_fails_is_named_and_is_the_last(
     tmp_path: Path, new_home: Any, stage: str
 ) -> None:
