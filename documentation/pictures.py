@@ -22,6 +22,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from documentation.site import DOCS
+from lachesis.monitor.publish import OVERVIEW_KIND, make_overview_key
+from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import find_running_server
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model.build import READY_MADE
@@ -90,11 +92,12 @@ def take_prefect_pictures() -> None:
             Picture("prefect-training", f"/runs/flow-run/{living.flow_run_id}", height=900),
         ]
         _take_in_both(address, pictures)
-        for key, name, height in (
-            (f"report-{living.run_id}", "report", 1010),
-            ("lachesis-runs", "overview", 580),
+        api = PrefectApi(f"{address}/api")
+        for key, kind, name, height in (
+            (f"report-{store.all()[1].run_id}", "markdown", "report", 1010),
+            (make_overview_key(Path(folder)), OVERVIEW_KIND, "overview", 580),
         ):
-            artifact = httpx.get(f"{address}/api/artifacts/{key}/latest").json()["id"]
+            artifact = api.find_artifact(key, kind)
             picture = Picture(name, f"/v2/artifacts/artifact/{artifact}", 1300, height)
             with _open_page(picture) as page:
                 page.goto(address + picture.path)

@@ -57,7 +57,6 @@ def list_rows(comparison: Comparison) -> list[list[str]]:
     runs = comparison.runs
     rows = [
         ["environment", *(run.record.environment for run in runs)],
-        ["name", *(run.record.name or "" for run in runs)],
         ["model", *(get_model_name(run.record) for run in runs)],
         ["status", *(run.record.status for run in runs)],
         ["steps", *(f"{run.summary.step} of {run.record.total_steps}" for run in runs)],
@@ -99,7 +98,7 @@ def _render_block(runs: Sequence[ComparedRun], rows: Sequence[Sequence[str]]) ->
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", style="bold", no_wrap=True)
     for run in runs:
-        table.add_column(run.record.run_id, overflow="fold", min_width=RUN_WIDTH)
+        table.add_column(run.label, overflow="fold", min_width=RUN_WIDTH)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     width = min(MAX_CURVE_WIDTH, max(RUN_WIDTH, (console.width - NAME_WIDTH) // len(runs) - 2))

@@ -21,6 +21,8 @@ MIN_DROP_STANDARD_ERRORS = 4.0
 MIN_REWARD_RISE = 0.05
 # Growth of the gap between training and held-out reward that is reported.
 MIN_GAP_GROWTH = 0.1
+# Share of the rise in training that held-out results must have followed for the gap to be usual.
+USUAL_SHARE_OF_RISE = 0.5
 # Held-out results that are needed before their trend is judged.
 MIN_HELD_OUT_POINTS = 4
 
@@ -153,7 +155,10 @@ def find_held_out_drop(history: RunHistory) -> Finding | None:
 
 
 def find_generalization_gap(history: RunHistory) -> Finding | None:
-    """Find a gap between training and held-out results that grows by more than its uncertainty."""
+    """Find a gap between training and held-out results that grows by more than its uncertainty.
+
+    A gap is usual where held-out results have followed at least half of the rise in training.
+    """
     points = history.trend.held_out
     first_and_last = _average_first_and_last_third(points)
     if first_and_last is None or any(not 0 <= point.reward <= 1 for point in points):
@@ -163,9 +168,11 @@ def find_generalization_gap(history: RunHistory) -> Finding | None:
     standard_error = math.hypot(
         first_third.error, last_third.error, first_third.reward_error, last_third.reward_error
     )
-    if last_third.reward <= last_third.share or gap_growth <= max(
-        MIN_GAP_GROWTH, 1.96 * standard_error
-    ):
+    follows = last_third.share - first_third.share >= USUAL_SHARE_OF_RISE * (
+        last_third.reward - first_third.reward
+    )
+    is_certain = gap_growth > max(MIN_GAP_GROWTH, 1.96 * standard_error)
+    if last_third.reward <= last_third.share or follows or not is_certain:
         return None
     return Finding(
         word="suspect",

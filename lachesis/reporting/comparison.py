@@ -36,6 +36,12 @@ class ComparedRun:
         return self.summary.record
 
     @property
+    def label(self) -> str:
+        """Return the name of the run with its id, or its id if it has no name."""
+        record = self.record
+        return f"{record.name} ({record.run_id})" if record.name else record.run_id
+
+    @property
     def held_out(self) -> HeldOutPoint | None:
         """Return the newest held-out result of trained weights."""
         if self.curve and self.curve[-1].step > 0:
@@ -107,8 +113,8 @@ def find_best_run(runs: Sequence[ComparedRun]) -> str:
     (best, point), *others = evaluated
     if point is None:
         return "no run has a held-out result"
-    name = f"{best.record.run_id} has the highest held-out result, {describe_point(point)}"
-    rivals = [run.record.run_id for run, other in others if not is_behind(other, point)]
+    name = f"{best.label} has the highest held-out result, {describe_point(point)}"
+    rivals = [run.label for run, other in others if not is_behind(other, point)]
     if rivals:
         return (
             f"{name}; these items cannot tell it from {', '.join(rivals)}, because the 95 % "

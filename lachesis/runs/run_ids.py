@@ -17,14 +17,14 @@ def resolve_run_id(store: RunStore, text: str) -> str:
 
     Args:
         store: The runs.
-        text: The id, a beginning of it that no other run's id has, a name that no other run has,
-            or `@last`.
+        text: The id, a beginning of it that no other run's id has, a name, or `@last`. Of several
+            runs with this name, the newest is meant.
 
     Returns:
         The id; a text that means no run is returned as it is, for the error of whoever loads it.
 
     Raises:
-        UnknownRunError: Several runs begin like this or have this name, or there is no run yet.
+        UnknownRunError: Several runs begin like this, or there is no run yet.
     """
     if text == NEWEST:
         records = store.all()
@@ -37,13 +37,13 @@ def resolve_run_id(store: RunStore, text: str) -> str:
     if re.fullmatch(r"[0-9a-f]{1,7}", text):
         matching = [record for record in records if record.run_id.startswith(text)]
         if matching:
-            return _take_only(matching, f"begin with {text!r}")
-    named = [record for record in records if record.name == text]
-    return _take_only(named, f"have the name {text!r}") if named else text
+            return _take_only(matching, text)
+    # The newest come first.
+    return next((record.run_id for record in records if record.name == text), text)
 
 
-def _take_only(records: Sequence[RunRecord], what_they_share: str) -> str:
-    """Return the id of the only record.
+def _take_only(records: Sequence[RunRecord], beginning: str) -> str:
+    """Return the id of the only record that has this beginning.
 
     Raises:
         UnknownRunError: There are several.
@@ -54,7 +54,7 @@ def _take_only(records: Sequence[RunRecord], what_they_share: str) -> str:
         f"{record.run_id} ({record.name or record.environment}, {record.status})"
         for record in records[:10]
     )
-    raise UnknownRunError(f"{len(records)} runs {what_they_share}: {described}")
+    raise UnknownRunError(f"{len(records)} runs begin with {beginning!r}: {described}")
 
 
 def resolve_checkpoint_name(store: RunStore, text: str) -> str:

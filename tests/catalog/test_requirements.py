@@ -128,6 +128,7 @@ def test_an_environment_has_its_own_version_beside_ours(
     assert (place / "installed.txt").stat().st_mtime_ns == started, "it already exists"
 
 
+@pytest.mark.long
 def test_what_pip_says_is_told_and_half_a_place_is_made_anew(
     tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,19 @@ def test_the_best_run_is_named_only_if_the_items_can_tell(
     assert found["differing"]["tinker.learning_rate"] == {SLOW: 0.0001, FAST: 0.001}
 
 
+def test_a_run_with_a_name_is_compared_by_it(
+    store: RunStore, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer("edit", SLOW, "--name", "slow one")
+    for run_id, share in ((SLOW, 0.5), (FAST, 0.6)):
+        add_held_out(store, run_id, share, 40)
+    assert f"cannot tell it from slow one ({SLOW})" in answer("compare", "aa", "bb")["verdict"]
+    capsys.readouterr()
+    assert main(["compare", "aa", "bb"]) == 0
+    header = capsys.readouterr().out.splitlines()[0]
+    assert header.split() == ["run", "slow", "one", f"({SLOW})", FAST]
+
+
 def test_runs_on_different_environments_are_not_ranked(
     store: RunStore, answer: Callable[..., Any]
 ) -> None:

@@ -123,6 +123,7 @@ class Run:
         ).read_bytes()
 
 
+@pytest.mark.long
 def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_model: str) -> None:
     """By SIGKILL, which loses the steps since the last checkpoint: they are made again."""
     whole, parted = Run(tmp_path / "whole", random_model), Run(tmp_path / "parted", random_model)

@@ -31,6 +31,7 @@ def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
+@pytest.mark.long  # in `make test` an agent has one checked as a whole
 def test_a_new_environment_passes_every_check(
     tmp_path: Path, new_home: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

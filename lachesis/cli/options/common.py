@@ -15,7 +15,7 @@ MODEL_HELP = (
     "on the environment)"
 )
 CHECKPOINT_HELP = "last (default), best (by held-out result, else by mean reward), or a step"
-RUN_HELP = "the run: its id, a beginning of it, its name, or @last for the newest"
+RUN_HELP = "the run: its id, a beginning of it, its name (the newest run of it), or @last"
 # Adds a command: its name, its help text, and an example.
 AddCommand = Callable[..., argparse.ArgumentParser]
 
