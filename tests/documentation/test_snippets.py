@@ -24,6 +24,7 @@ LONG_PAGES = (
     "start/your-own-environment.md",
     "how-to/write-an-environment.md",
     "how-to/test-before-training.md",
+    "how-to/watch-and-compare.md",
     "how-to/stop-and-resume.md",
     "how-to/export-weights.md",
     "how-to/budgets.md",

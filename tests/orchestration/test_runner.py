@@ -23,6 +23,7 @@ from tests.records import make_record
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.long
 def test_the_end_of_the_runner_leaves_a_completed_run_completed(
     prefect_api: PrefectApi, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def said(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+@pytest.mark.long
 def test_the_supervised_loop_learns(play: Callable[..., list[dict[str, Any]]]) -> None:
     rows = [
         {"messages": [said("user", f"Say {n}"), said("assistant", f"I say {n}.")]}
