@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import os
 import platform
 import socket
+import tempfile
 from collections import deque
+from pathlib import Path
 
 from lachesis.base.errors import PortInUseError
 
 _RESERVED_SOCKETS: deque[socket.socket] = deque()
 _MAX_RESERVED_SOCKETS = 64
+# The ports that this process has locked, with the descriptors of their lock files.
+_PORT_LOCKS: dict[int, int] = {}
 
 
 def reserve_free_ports(count: int) -> list[int]:
@@ -71,9 +77,33 @@ def open_listener(preferred: int) -> socket.socket:
 
 
 def choose_port(preferred: int) -> int:
-    """Return the preferred port, or a free one if that is in use."""
+    """Return the preferred port, or a free one if that is in use or was chosen by another process
+    of this user that lives.
+    """
     try:
         check_port(preferred)
     except PortInUseError:
         return reserve_free_ports(1)[0]
-    return preferred
+    return preferred if _lock_port(preferred) else reserve_free_ports(1)[0]
+
+
+def _lock_port(port: int) -> bool:
+    """Return whether this process is the first to choose the port, until it ends.
+
+    A server listens seconds after its port was chosen, so a second launcher finds the port free
+    too. Its runner would then serve the flow runs of the first one's home.
+    """
+    if port in _PORT_LOCKS:
+        return True
+    path = Path(tempfile.gettempdir()) / f"lachesis-{os.getuid()}-port-{port}.lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return True  # A file that is not ours says nothing.
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    _PORT_LOCKS[port] = lock
+    return True

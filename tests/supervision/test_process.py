@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from lachesis.base.errors import PortInUseError
 from lachesis.base.secrets import build_child_env, find_secret_values, read_passed_variables, redact
-from lachesis.supervision.ports import check_port, reserve_free_ports
+from lachesis.supervision.ports import check_port, choose_port, reserve_free_ports
 
 
 def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
@@ -120,3 +122,32 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUseError, match=f"port {port} on 127.0.0.1 is in use"):
             check_port(port)
+
+
+CHOOSE_AND_WAIT = """
+import sys
+from lachesis.supervision.ports import choose_port
+print(choose_port(int(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_never_choose_the_same_port() -> None:
+    """Neither listens yet, as two launchers that start in the same seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    def choose() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CHOOSE_AND_WAIT, str(port)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    with choose() as first, choose() as second:
+        chosen = {int(process.stdout.readline()) for process in (first, second) if process.stdout}
+        assert len(chosen) == 2
+        assert port in chosen
+        first.communicate()
+        second.communicate()
+    assert choose_port(port) == port, "both have ended"
+    assert choose_port(port) == port, "a process may choose its own port again"
