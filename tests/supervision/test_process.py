@@ -7,6 +7,8 @@ import platform
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -132,8 +134,12 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_never_choose_the_same_port() -> None:
+def test_two_processes_never_choose_the_same_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither listens yet, as two launchers that start in the same seconds."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
