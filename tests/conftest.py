@@ -20,11 +20,13 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from lachesis.base.tls import get_tls_context
+from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
+speed_up_transformers_import()
 # a shell's background job ignores it, and so would children
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -45,6 +47,24 @@ SAME_WORKER = {
 }
 """Modules that run in the worker of another module, because a launcher of their own costs a minute.
 """
+# These share the engine of a worker in the same way; each further one takes five seconds of a core.
+for tests_of_engine in ("model_thread", "questions", "sampling", "training_contract"):
+    SAME_WORKER[f"tests/engine/test_{tests_of_engine}.py"] = "tests/engine/test_contract.py"
+for user_of_engine in (
+    "runs/test_cleanup",
+    "trainer/inference_server/test_parameters",
+    "trainer/test_accounts",
+    "trainer/test_checkpoint_manager",
+    "trainer/test_failed_steps",
+    "trainer/test_inference_server_fuzz",
+    "trainer/test_loop",
+    "trainer/test_policy",
+    "trainer/test_recompute_logprobs",
+    "trainer/test_sft_examples",
+    "trainer/test_trainer_process",
+    "trainer/test_weight_sync_check",
+):
+    SAME_WORKER[f"tests/{user_of_engine}.py"] = "tests/trainer/inference_server/test_answers.py"
 
 
 class ScopeScheduling(LoadScopeScheduling):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
+from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.cli.old_names import replace_old_command, show_warning
 from lachesis.cli.options.runs import (
     add_change_commands,
@@ -54,6 +55,7 @@ def build_parser() -> TopParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     warnings.showwarning = show_warning
+    speed_up_transformers_import()
     words = replace_old_command(list(sys.argv[1:] if argv is None else argv))
     parser = build_parser()
     # A shell asks for words to complete by this variable.

@@ -20,6 +20,7 @@ from lachesis.base.errors import (
 )
 from lachesis.base.http_guard import HttpGuard
 from lachesis.base.number_types import PORT, SEED
+from lachesis.base.transformers_internals import speed_up_transformers_import
 
 # Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
 MAX_BODY_BYTES = 600_000_000
@@ -30,6 +31,7 @@ SHUTDOWN_TIMEOUT_S = 3
 def main() -> int:
     """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
     args = _parse_args()
+    speed_up_transformers_import()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

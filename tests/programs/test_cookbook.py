@@ -115,14 +115,8 @@ def test_the_supervised_loop_learns(play: Callable[..., list[dict[str, Any]]]) -
     assert found[-1]["train_mean_nll"] < 0.8 * found[0]["train_mean_nll"]
 
 
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        "importance_sampling",
-        pytest.param("cispo", marks=pytest.mark.long),
-        pytest.param("gspo", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "cispo", "gspo"])
 def test_the_reinforcement_loop_runs(
     play: Callable[..., list[dict[str, Any]]], loss_fn: str
 ) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from lachesis.base.http_guard import ASGIApp
 from lachesis.supervision.ports import reserve_free_ports
-from tests.e2e.prefect_pages import CHROMIUM, FLAGS, NO_CHROMIUM
+from tests.e2e.prefect_pages import CHROMIUM, NO_CHROMIUM
 from tests.patience import deadline
 
-__all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_browser", "serve"]
+__all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_page", "serve"]
 PATIENCE_MS = 20_000
 
 
@@ -41,25 +41,28 @@ class Watched:
 
 
 @contextlib.contextmanager
-def open_browser(
-    address: str, *, width: int = 1280, height: int = 900, is_dark: bool = False
+def open_page(
+    chromium: Browser,
+    address: str,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    is_dark: bool = False,
 ) -> Iterator[Watched]:
-    """A page of a browser that ends with the block."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if is_dark else "light",
-            reduced_motion="reduce",
-        )
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        watched = Watched(page, address)
-        page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-        page.on("console", lambda message: _note(watched, message.type, message.text))
-        page.on("request", lambda request: watched.requests.append(request.url))
-        yield watched
-        browser.close()
+    """A page that is closed with the block."""
+    page = chromium.new_page(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if is_dark else "light",
+        reduced_motion="reduce",
+    )
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    watched = Watched(page, address)
+    page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+    page.on("console", lambda message: _note(watched, message.type, message.text))
+    page.on("request", lambda request: watched.requests.append(request.url))
+    yield watched
+    page.close()
 
 
 def _note(watched: Watched, kind: str, text: str) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.ui.app import create_app
 from tests.pages.recorded import BEST, FAILED, LIVING, SLOW, fill_home, make_metrics
-from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_browser, serve
+from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 TOKEN = "the token of this home"
@@ -27,8 +27,8 @@ def store(clean_environment: Path) -> RunStore:
 
 
 @pytest.fixture
-def browser(store: RunStore) -> Iterator[Watched]:
-    with serve(create_app(store=store)) as address, open_browser(address) as browser:
+def browser(chromium: Browser, store: RunStore) -> Iterator[Watched]:
+    with serve(create_app(store=store)) as address, open_page(chromium, address) as browser:
         yield browser
 
 
@@ -45,10 +45,12 @@ def wait_for_curves(browser: Watched, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, True)])
-def test_a_person_clicks_through_all_pages(store: RunStore, width: int, is_dark: bool) -> None:
+def test_a_person_clicks_through_all_pages(
+    chromium: Browser, store: RunStore, width: int, is_dark: bool
+) -> None:
     with (
         serve(create_app(store=store)) as address,
-        open_browser(address, width=width, is_dark=is_dark) as browser,
+        open_page(chromium, address, width=width, is_dark=is_dark) as browser,
     ):
         page = browser.page
         browser.visit("/")
@@ -237,9 +239,9 @@ def test_the_list_follows_the_runs(browser: Watched, store: RunStore) -> None:
     browser.assert_calm()
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(store: RunStore) -> None:
+def test_a_server_that_is_gone_is_told_and_found_again(chromium: Browser, store: RunStore) -> None:
     port = reserve_free_ports(1)[0]
-    with open_browser(f"http://127.0.0.1:{port}") as browser:
+    with open_page(chromium, f"http://127.0.0.1:{port}") as browser:
         page = browser.page
         with serve(create_app(store=store), port):
             browser.visit(f"/runs/{LIVING}?mean=1")
@@ -255,10 +257,10 @@ def test_a_server_that_is_gone_is_told_and_found_again(store: RunStore) -> None:
         assert all("ERR_" in complaint for complaint in browser.complaints)
 
 
-def test_a_stranger_types_the_token(store: RunStore) -> None:
+def test_a_stranger_types_the_token(chromium: Browser, store: RunStore) -> None:
     with (
         serve(create_app(store=store, token=TOKEN)) as address,
-        open_browser(address) as browser,
+        open_page(chromium, address) as browser,
     ):
         page = browser.page
         browser.visit(f"/runs/{BEST}")
@@ -285,8 +287,8 @@ def test_a_choice_of_colours_is_kept(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_without_scripts_all_text_and_links_remain(store: RunStore) -> None:
-    with serve(create_app(store=store)) as address, open_browser(address) as browser:
+def test_without_scripts_all_text_and_links_remain(chromium: Browser, store: RunStore) -> None:
+    with serve(create_app(store=store)) as address, open_page(chromium, address) as browser:
         chromium = browser.page.context.browser
         assert chromium is not None
         context = chromium.new_context(java_script_enabled=False)

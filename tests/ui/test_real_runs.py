@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from lachesis.ui.app import create_app
-from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_browser, serve
+from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
 from tests.ui.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 from tests.ui.test_browser import assert_fits, wait_for_curves
 
@@ -33,7 +33,15 @@ SCREENS = {
     "phone dark": (390, True),
 }
 on_every_screen = pytest.mark.parametrize(
-    "browser", list(SCREENS.values()), ids=list(SCREENS), indirect=True
+    "browser",
+    [
+        SCREENS["wide light"],
+        pytest.param(SCREENS["wide dark"], marks=pytest.mark.long),
+        pytest.param(SCREENS["phone light"], marks=pytest.mark.long),
+        SCREENS["phone dark"],
+    ],
+    ids=list(SCREENS),
+    indirect=True,
 )
 # A click does the same in both colours.
 on_two_screens = pytest.mark.parametrize(
@@ -45,9 +53,9 @@ on_two_screens = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def browser(request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
+def browser(chromium: Browser, request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
     width, is_dark = request.param
-    with open_browser(address, width=width, is_dark=is_dark) as browser:
+    with open_page(chromium, address, width=width, is_dark=is_dark) as browser:
         yield browser
         assert_fits(browser)
         browser.assert_calm()

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from lachesis.cli import one_run
 from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
 from tests.pages.recorded import SCRIPT
-from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_browser
+from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page
 from tests.ui.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 from tests.ui.test_browser import assert_fits, wait_for_curves
 
@@ -39,13 +39,13 @@ def assert_whole(browser: Watched, file: Path) -> None:
 
 @SIZES
 def test_the_report_of_a_run_is_one_living_file(
-    store: RunStore, tmp_path: Path, width: int, is_dark: bool
+    chromium: Browser, store: RunStore, tmp_path: Path, width: int, is_dark: bool
 ) -> None:
     store.update(GOOD, note=SCRIPT)
     assert main(["report", GOOD, "--to", str(tmp_path)]) == 0
     file = tmp_path / "report.html"
     assert (tmp_path / "reward.png").stat().st_size > 5000
-    with open_browser("file://", width=width, is_dark=is_dark) as browser:
+    with open_page(chromium, "file://", width=width, is_dark=is_dark) as browser:
         page = browser.page
         browser.visit(str(file))
         expect(page.locator(".lead")).to_contain_text("It learned. In 100 steps the reward rose")
@@ -65,11 +65,11 @@ def test_the_report_of_a_run_is_one_living_file(
 
 @SIZES
 def test_the_comparison_of_runs_is_one_living_file(
-    store: RunStore, tmp_path: Path, width: int, is_dark: bool
+    chromium: Browser, store: RunStore, tmp_path: Path, width: int, is_dark: bool
 ) -> None:
     file = tmp_path / "compare.html"
     assert main(["compare", GOOD, SLOW, SMALL_GROUPS, "--html", str(file)]) == 0
-    with open_browser("file://", width=width, is_dark=is_dark) as browser:
+    with open_page(chromium, "file://", width=width, is_dark=is_dark) as browser:
         browser.visit(str(file))
         expect(browser.page.locator(".lead")).to_contain_text("A and C are best")
         wait_for_curves(browser, 4)
