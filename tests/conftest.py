@@ -5,6 +5,7 @@ engine that serves it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -26,7 +27,9 @@ from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
+# what all tests import stays; looking through it for garbage takes a tenth of the time
 speed_up_transformers_import()
+gc.disable()
 # a shell's background job ignores it, and so would children
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -73,6 +76,12 @@ class ScopeScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         scope = super()._split_scope(nodeid)
         return SAME_WORKER.get(scope, scope)
+
+
+def pytest_collection_finish() -> None:
+    """Collect the garbage of the tests only."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none with `-p no:xdist`
