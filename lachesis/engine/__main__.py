@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lachesis.base import paths
 from lachesis.base.errors import (
@@ -18,9 +19,13 @@ from lachesis.base.errors import (
     MissingKeyError,
     PortInUseError,
 )
+from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.http_guard import HttpGuard
 from lachesis.base.number_types import PORT, SEED
 from lachesis.base.transformers_internals import speed_up_transformers_import
+
+if TYPE_CHECKING:
+    from lachesis.engine.engine import Engine
 
 # Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
 MAX_BODY_BYTES = 600_000_000
@@ -106,18 +111,15 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket) -> None:
-    import torch
+    with pause_garbage_collection():
+        engine = _load_models(args)
+
     import uvicorn
 
     from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
     from lachesis.engine import torch_threads
     from lachesis.engine.app import create_app
-    from lachesis.engine.engine import Engine
 
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
-    model, *extra_models = args.model
-    store = args.store or paths.home() / "engine"
-    engine = Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
     torch_threads.tune_num_threads(engine.default_model.base)
     app = HttpGuard(
         create_app(engine, token),
@@ -134,6 +136,17 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _load_models(args: argparse.Namespace) -> Engine:
+    import torch
+
+    from lachesis.engine.engine import Engine
+
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    model, *extra_models = args.model
+    store = args.store or paths.home() / "engine"
+    return Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import RLEnvironmentError
 from lachesis.base.failure_reasons import describe_exception
+from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.secrets import redact
 from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.catalog import fingerprint, requirements
@@ -66,13 +67,14 @@ def main() -> None:
         write_answer(
             file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4])
         )
-    elif command == "check":
+        return
+    with pause_garbage_collection():
         atropos_patches.apply_atropos_patches()
+    if command == "check":
         stages.run_stages(
             file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6])
         )
     else:
-        atropos_patches.apply_atropos_patches()
         _run_environment_file(command, file, sys.argv[3:])
 
 

@@ -24,11 +24,13 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from lachesis.base.failure_reasons import describe_exception
+from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
 from lachesis.catalog import fingerprint, requirements
@@ -51,14 +53,18 @@ class StageFailed(Exception):
 def load_environment_class(file: Path, class_name: str) -> Any:
     """Import the file as a module, of its package if it is part of one, and return the class."""
     name = fingerprint.get_module_name(file)
-    if name is not None:
-        return getattr(importlib.import_module(name), class_name)
+    with pause_garbage_collection():
+        module = importlib.import_module(name) if name else _import_file(file)
+    return getattr(module, class_name)
+
+
+def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return getattr(module, class_name)
+    return module
 
 
 def run_stages(file: Path, *, class_name: str, out: Path, config: Path) -> None:
