@@ -118,6 +118,7 @@ def test_the_shelf_is_hashed_without_the_program_around_it() -> None:
     assert fingerprint.list_source_files(shelf / "countdown.py") == {shelf / "countdown.py"}
 
 
+@pytest.mark.long
 def test_following_the_advice_for_a_missing_package_makes_the_import_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
 
-`make test` does so in one of Prefect's two UIs, `make faults` in both.
+`make test` does so in one of Prefect's two UIs (the schedule is part of `make e2e`), `make faults`
+in both.
 """
 
 from __future__ import annotations
@@ -225,6 +226,7 @@ def _copy_with_a_value_in_every_field(
     person.expect(copy, "Completed", "completed")
 
 
+@pytest.mark.long
 def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
     person: Person, pages: PrefectPages, server: Server
 ) -> None:
