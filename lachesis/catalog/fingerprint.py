@@ -12,6 +12,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from lachesis.base.errors import EnvironmentLoadError
 
@@ -89,22 +90,37 @@ def find_repository(file: Path) -> Path | None:
 
 
 def _read_import_level(file: Path) -> int:
-    """Return the largest number of dots in an import of the file, or 0 for a file that cannot be
-    read.
-    """
+    """Return the largest number of dots in an import of the file."""
+    return max((statement.level or 0 for statement in _read_imports(file)), default=0)
+
+
+class _Import(NamedTuple):
+    """One `from .module import names` with its number of dots, or an `import names` without one."""
+
+    level: int | None
+    module: str
+    names: tuple[str, ...]
+
+
+def _read_imports(file: Path) -> tuple[_Import, ...]:
+    """Return the imports of a file, or none for a file that cannot be read."""
     try:
         stat = file.stat()
-        return _parse_import_level(file, stat.st_mtime_ns, stat.st_size)
+        return _parse_imports(file, stat.st_mtime_ns, stat.st_size)
     except (SyntaxError, ValueError, OSError):
-        return 0
+        return ()
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse_import_level(file: Path, changed_ns: int, size: int) -> int:
-    imports = (
-        node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)
-    )
-    return max((node.level for node in imports), default=0)
+def _parse_imports(file: Path, changed_ns: int, size: int) -> tuple[_Import, ...]:
+    imports = []
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            imports.append(_Import(None, "", tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            imports.append(_Import(node.level, node.module or "", names))
+    return tuple(imports)
 
 
 def get_module_name(file: Path) -> str | None:
@@ -170,24 +186,22 @@ def _join_names(starts: Sequence[Path], dotted_names: Sequence[str]) -> list[Pat
 
 
 def _list_imported_files(file: Path, folders: Sequence[Path]) -> list[Path]:
-    """Return the files below these folders that this file imports directly."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, OSError):
-        return []  # The bytes of the file are part of the hash even if it does not parse.
+    """Return the files below these folders that this file imports directly.
+
+    A file that does not parse imports nothing; its bytes are part of the hash nevertheless.
+    """
     module_paths: list[Path] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+    for level, module, names in _read_imports(file):
+        if level is None:
             module_paths += _join_names([*folders, file.parent], names)
-        elif isinstance(node, ast.ImportFrom):
-            if 0 < node.level <= len(file.parents):
-                starts = [file.parents[node.level - 1]]
+        else:
+            if 0 < level <= len(file.parents):
+                starts = [file.parents[level - 1]]
             else:
                 starts = [*folders, file.parent]
-            bases = _join_names(starts, [node.module or ""])
+            bases = _join_names(starts, [module])
             # What is imported from a package may be a module of it.
-            module_paths += [*bases, *(base / alias.name for base in bases for alias in node.names)]
+            module_paths += [*bases, *(base / name for base in bases for name in names)]
     candidates = [
         path
         for module_path in module_paths

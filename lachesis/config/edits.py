@@ -7,6 +7,7 @@ environment's own fields come from its configuration class.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,6 +80,12 @@ class ConfigField:
         return " | ".join(words)
 
 
+@functools.cache
+def _make_section_schema(model: type[Section]) -> dict[str, Any]:
+    """Return the JSON schema of a section, which takes pydantic a while. It is never changed."""
+    return model.model_json_schema()
+
+
 class ConfigFields:
     """Hold all fields of one environment under one profile.
 
@@ -94,7 +101,7 @@ class ConfigFields:
         self.environment_properties: dict[str, Any] = {}
         unlocked = PROFILES[profile].unlocked
         for section, model in SECTIONS.items():
-            section_schema = model.model_json_schema()
+            section_schema = _make_section_schema(model)
             self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
                 locks = [lock for lock in info.metadata if isinstance(lock, Locked)]

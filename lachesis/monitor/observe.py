@@ -13,6 +13,7 @@ import psutil
 
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
+from lachesis.base.tls import get_tls_context
 from lachesis.config.run_config import RunConfig
 from lachesis.config.schema import LimitsSection
 from lachesis.runs.blocked_loop import find_blocked_line
@@ -136,7 +137,10 @@ async def _query_all_services(observations: list[Observation]) -> None:
             await _query_services(client, observation)
 
     async with httpx.AsyncClient(
-        timeout=RESPONSE_TIMEOUT_S, trust_env=False, limits=connection_limits
+        timeout=RESPONSE_TIMEOUT_S,
+        trust_env=False,
+        limits=connection_limits,
+        verify=get_tls_context(),
     ) as client:
         await asyncio.gather(*map(query_in_turn, observations))
 
