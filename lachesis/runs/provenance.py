@@ -6,6 +6,7 @@ later what a result came from, when the environment's file has changed and packa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -181,6 +182,16 @@ def list_gpus() -> list[str]:
 
 
 def _list_packages() -> dict[str, str]:
-    distributions = importlib.metadata.distributions()
+    """Return the versions of all installed packages by their names."""
+    # Installing or removing a package changes the folder that it lies in.
+    folders = tuple(
+        (entry, os.stat(entry).st_mtime_ns) for entry in sys.path if os.path.isdir(entry)
+    )
+    return dict(_read_packages(folders))
+
+
+@functools.lru_cache(maxsize=2)
+def _read_packages(folders: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    distributions = importlib.metadata.distributions(path=[entry for entry, _ in folders])
     versions = {item.metadata["Name"]: item.version for item in distributions}
     return dict(sorted((name, version) for name, version in versions.items() if name))

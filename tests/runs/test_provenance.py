@@ -15,7 +15,12 @@ import pytest
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
 from lachesis.pages.run_report import write_page
-from lachesis.runs.provenance import MAIN_PACKAGES, read_provenance, write_provenance
+from lachesis.runs.provenance import (
+    MAIN_PACKAGES,
+    _list_packages,
+    read_provenance,
+    write_provenance,
+)
 from lachesis.runs.store import RunStore
 from lachesis.service import LachesisService
 from tests.records import make_record
@@ -136,3 +141,15 @@ def test_a_run_of_an_older_release_has_none() -> None:
     store = RunStore()
     store.create(make_record())
     assert read_provenance(store.dir("0123abcd")) is None
+
+
+def test_a_package_that_is_installed_later_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that lives long, such as an agent's, reads the list again when it has changed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "later-words" not in _list_packages()
+    (tmp_path / "later_words-1.2.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: later-words\nVersion: 1.2\n"
+    (tmp_path / "later_words-1.2.dist-info" / "METADATA").write_text(metadata)
+    assert _list_packages()["later-words"] == "1.2"
