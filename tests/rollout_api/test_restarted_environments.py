@@ -69,7 +69,7 @@ class SimulatedMixture:
 @pytest.mark.parametrize("max_offpolicy_batches", [1, 2])
 @pytest.mark.parametrize("weights", [[1.0, 0.5], [1.0, 0.5, 0.25]])
 def test_a_batch_is_always_formed(weights: list[float], max_offpolicy_batches: int) -> None:
-    for seed in range(600):
+    for seed in range(250):
         chance = random.Random(seed)
         mixture = SimulatedMixture(weights, max_offpolicy_batches)
         train_for_a_while(mixture, chance, num_turns=chance.randrange(1, 40))
