@@ -15,6 +15,7 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.ui.app import create_app
 from tests.pages.recorded import BEST, FAILED, LIVING, SLOW, fill_home, make_metrics
+from tests.patience import deadline
 from tests.ui.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
@@ -214,8 +215,11 @@ def test_a_log_grows_while_its_run_trains(browser: Watched, store: RunStore) -> 
     browser.visit(f"/runs/{LIVING}/logs/trainer")
     lines = page.locator("#log-lines")
     lines.focus()
-    page.keyboard.press("End")
-    page.wait_for_timeout(1500)
+    until = deadline(20)
+    while not page.evaluate("innerHeight + scrollY >= document.documentElement.scrollHeight"):
+        assert time.monotonic() < until, "the end of the log was not reached"
+        page.keyboard.press("End")
+        page.wait_for_timeout(200)
     with log.open("a") as file:
         file.write("<b>ValueError: it broke</b>\n")
     expect(lines.locator("mark")).to_have_text("<b>ValueError: it broke</b>")
