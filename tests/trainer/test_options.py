@@ -18,7 +18,7 @@ from lachesis.base.errors import CheckpointError
 from lachesis.runs import export
 from tests.trainer.test_exact_resume import Run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 STEPS = 6
 
 
