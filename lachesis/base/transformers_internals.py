@@ -22,7 +22,8 @@ SCANNER = "transformers.utils.import_utils"
 
 def speed_up_transformers_import() -> None:
     """Change the scan of the models at the first import of transformers, if there was none yet."""
-    if SCANNER not in sys.modules:
+    is_prepared = any(isinstance(finder, _ScannerFinder) for finder in sys.meta_path)
+    if SCANNER not in sys.modules and not is_prepared:
         sys.meta_path.insert(0, _ScannerFinder())
 
 
