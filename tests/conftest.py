@@ -27,7 +27,7 @@ from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
-# what all tests import stays; looking through it for garbage takes a tenth of the time
+# what all tests import stays; looking through it for garbage takes half of the time
 speed_up_transformers_import()
 gc.disable()
 # a shell's background job ignores it, and so would children
