@@ -117,8 +117,8 @@ async def address(store: RunStore) -> AsyncIterator[str]:
     await asyncio.wait_for(task, 20)
 
 
-async def read_events(address: str, wanted: str) -> dict[str, Any]:
-    """Return the content of the first event of a name."""
+async def read_events(address: str, wanted: str, names: list[str]) -> dict[str, Any]:
+    """Return the content of the first event of a name; add the name of each event to `names`."""
     async with (
         httpx.AsyncClient(timeout=20) as client,
         client.stream("GET", f"{address}/runs/{LIVING}/events?metrics={NAME}") as stream,
@@ -127,14 +127,16 @@ async def read_events(address: str, wanted: str) -> dict[str, Any]:
         async for line in stream.aiter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")
+                names.append(name)
             elif line.startswith("data: ") and name == wanted:
                 return json.loads(line.removeprefix("data: "))  # type: ignore[no-any-return]
     raise AssertionError("the stream has ended")
 
 
 async def test_ten_pages_hear_of_a_step_within_two_seconds(store: RunStore, address: str) -> None:
-    pages = [asyncio.create_task(read_events(address, "steps")) for _ in range(10)]
-    await asyncio.sleep(2)
+    names: list[str] = []
+    pages = [asyncio.create_task(read_events(address, "steps", names)) for _ in range(10)]
+    await wait_until(lambda: names.count("hello") == 10)
     append_step(store, 3)
     written_at = time.monotonic()
     contents = await asyncio.gather(*pages)
