@@ -78,14 +78,6 @@ class ScopeScheduling(LoadScopeScheduling):
         return SAME_WORKER.get(scope, scope)
 
 
-LONGEST_FOLDERS = ("tests/e2e/", "tests/documentation/", "tests/ui/")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest modules, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FOLDERS))
-
-
 def pytest_collection_finish() -> None:
     """Collect the garbage of the tests only."""
     gc.freeze()
