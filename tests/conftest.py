@@ -51,23 +51,26 @@ SAME_WORKER = {
 """Modules that run in the worker of another module, because a launcher of their own costs a minute.
 """
 # These share the engine of a worker in the same way; each further one takes five seconds of a core.
-for tests_of_engine in ("model_thread", "questions", "sampling", "training_contract"):
-    SAME_WORKER[f"tests/engine/test_{tests_of_engine}.py"] = "tests/engine/test_contract.py"
-for user_of_engine in (
-    "runs/test_cleanup",
-    "trainer/inference_server/test_parameters",
-    "trainer/test_accounts",
-    "trainer/test_checkpoint_manager",
-    "trainer/test_failed_steps",
-    "trainer/test_inference_server_fuzz",
-    "trainer/test_loop",
-    "trainer/test_policy",
-    "trainer/test_recompute_logprobs",
-    "trainer/test_sft_examples",
-    "trainer/test_trainer_process",
-    "trainer/test_weight_sync_check",
-):
-    SAME_WORKER[f"tests/{user_of_engine}.py"] = "tests/trainer/inference_server/test_answers.py"
+SAME_WORKER |= {
+    f"tests/engine/test_{name}.py": "tests/engine/test_contract.py"
+    for name in ("model_thread", "questions", "sampling", "training_contract")
+} | {
+    f"tests/{name}.py": "tests/trainer/inference_server/test_answers.py"
+    for name in (
+        "runs/test_cleanup",
+        "trainer/inference_server/test_parameters",
+        "trainer/test_accounts",
+        "trainer/test_checkpoint_manager",
+        "trainer/test_failed_steps",
+        "trainer/test_inference_server_fuzz",
+        "trainer/test_loop",
+        "trainer/test_policy",
+        "trainer/test_recompute_logprobs",
+        "trainer/test_sft_examples",
+        "trainer/test_trainer_process",
+        "trainer/test_weight_sync_check",
+    )
+}
 
 
 class ScopeScheduling(LoadScopeScheduling):

@@ -5,12 +5,16 @@ configured.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lachesis.agent import previews
 from lachesis.agent.session import AgentSession
+from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 
 NAMES = [
@@ -70,3 +74,47 @@ def test_an_edit_is_kept_whole_or_refused_whole(
         assert plan["error"] == answer["problem"]
     else:
         assert plan["config"][answer["field"]] == answer["value"]
+
+
+def test_validators_of_the_environment_itself_count_at_edit_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its JSON schema cannot say is asked in its own process."""
+    folder = home / "envs"
+    folder.mkdir()
+    (folder / "even.py").write_text(
+        "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
+        "from pydantic import Field, field_validator, model_validator\n"
+        "class Config(BaseEnvConfig):\n"
+        "    group_size: int = Field(8, ge=8)\n"
+        "    low: int = 1\n"
+        "    high: int = 5\n"
+        "    @model_validator(mode='after')\n"
+        "    def ordered(self):\n"
+        "        if self.low > self.high: raise ValueError('low must not be above high')\n"
+        "        return self\n"
+        "    width: int = 2\n"
+        "    @field_validator('width')\n"
+        "    @classmethod\n"
+        "    def even(cls, value):\n"
+        "        if value % 2: raise ValueError('width must be even')\n"
+        "        return value\n"
+        "class Even(BaseEnv):\n"
+        "    name = 'even'\n"
+        "    env_config_cls = Config\n"
+        "    @classmethod\n"
+        "    def config_init(cls): return Config(), []\n"
+    )
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
+    desk = AgentSession("test")
+    desk.select("even", model="tiny")
+    with pytest.raises(LachesisError, match="width must be even"):
+        desk.edit("width", 3)
+    assert desk.edit("width", 4).value == 4
+    assert previews.preview_start(desk).config["width"] == 4
+    with pytest.raises(LachesisError, match="minimum of 8"):
+        desk.edit("group_size", 4)  # the class is narrower than every environment must be
+    assert desk.edit("low", 9).problem == "low must not be above high"
+    with pytest.raises(LachesisError, match="low must not be above high"):
+        previews.preview_start(desk)
+    assert desk.edit("high", 10).problem is None

@@ -6,14 +6,11 @@ import json
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lachesis.agent import previews
 from lachesis.agent.session import AgentSession
-from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile
@@ -160,50 +157,6 @@ def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) ->
     assert ask("rl_start_training", dry_run=True)["code"] == "field_value"
     assert "problem" not in ask("rl_edit_config", field="batch_size", value=132)
     assert ask("rl_start_training", dry_run=True)["config"]["batch_size"] == 132
-
-
-def test_validators_of_the_environment_itself_count_at_edit_time(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What its JSON schema cannot say is asked in its own process."""
-    folder = home / "envs"
-    folder.mkdir()
-    (folder / "even.py").write_text(
-        "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
-        "from pydantic import Field, field_validator, model_validator\n"
-        "class Config(BaseEnvConfig):\n"
-        "    group_size: int = Field(8, ge=8)\n"
-        "    low: int = 1\n"
-        "    high: int = 5\n"
-        "    @model_validator(mode='after')\n"
-        "    def ordered(self):\n"
-        "        if self.low > self.high: raise ValueError('low must not be above high')\n"
-        "        return self\n"
-        "    width: int = 2\n"
-        "    @field_validator('width')\n"
-        "    @classmethod\n"
-        "    def even(cls, value):\n"
-        "        if value % 2: raise ValueError('width must be even')\n"
-        "        return value\n"
-        "class Even(BaseEnv):\n"
-        "    name = 'even'\n"
-        "    env_config_cls = Config\n"
-        "    @classmethod\n"
-        "    def config_init(cls): return Config(), []\n"
-    )
-    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
-    desk = AgentSession("test")
-    desk.select("even", model="tiny")
-    with pytest.raises(LachesisError, match="width must be even"):
-        desk.edit("width", 3)
-    assert desk.edit("width", 4).value == 4
-    assert previews.preview_start(desk).config["width"] == 4
-    with pytest.raises(LachesisError, match="minimum of 8"):
-        desk.edit("group_size", 4)  # the class is narrower than every environment must be
-    assert desk.edit("low", 9).problem == "low must not be above high"
-    with pytest.raises(LachesisError, match="low must not be above high"):
-        previews.preview_start(desk)
-    assert desk.edit("high", 10).problem is None
 
 
 def test_rl_start_training(ask: Ask) -> None:

@@ -112,11 +112,13 @@ def at_once(
         return dict(zip(benches, pool.map(do, benches.values()), strict=True))
 
 
-def judge(found: dict[str, tuple[InferenceCounts, LachesisError | None]]) -> dict[str, Verdict]:
-    """The verdict on what each test has counted."""
+def judge(
+    counts_and_errors: dict[str, tuple[InferenceCounts, LachesisError | None]],
+) -> dict[str, Verdict]:
+    """Judge what each test has counted."""
     return {
-        name: judge_learnability(counted, error=error and str(error))
-        for name, (counted, error) in found.items()
+        name: judge_learnability(counts, error=error and str(error))
+        for name, (counts, error) in counts_and_errors.items()
     }
 
 
@@ -130,8 +132,8 @@ def test_verdicts_of_prepared_environments(make: Make) -> None:
         "nan": make("nan"),
         "raises": make("raises", model="sometimes"),
     }
-    found = at_once(benches, ask)
-    verdicts = judge(found)
+    counts_and_errors = at_once(benches, ask)
+    verdicts = judge(counts_and_errors)
     assert verdicts["learnable"].word == "learnable"
     assert verdicts["learnable"].zero_signal_share == 0
     assert verdicts["learnable"].reward_mean == 0.5
@@ -167,13 +169,13 @@ def test_verdicts_of_further_environments(make: Make) -> None:
         "short": make("short"),
         "leaves out": make("leaves out", model="sometimes", steps=12),
     }
-    found = at_once(benches, ask)
-    verdicts = judge(found)
+    counts_and_errors = at_once(benches, ask)
+    verdicts = judge(counts_and_errors)
     assert verdicts["too easy"].word == "too easy"
     assert verdicts["deaf"].word == "broken"
     assert "all 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
-    assert (verdicts["short"].groups, found["short"][1]) == (2, None)
-    assert (verdicts["leaves out"].word, found["leaves out"][1]) == ("learnable", None)
+    assert (verdicts["short"].groups, counts_and_errors["short"][1]) == (2, None)
+    assert (verdicts["leaves out"].word, counts_and_errors["leaves out"][1]) == ("learnable", None)
     assert verdicts["leaves out"].zero_signal_share == 0.6667, (
         "8 of 12 groups were left out, which is no fault"
     )

@@ -1,4 +1,4 @@
-"""What an inference test has written is read back: scores, files of models, reasons, remarks."""
+"""An inference test leaves files that hold scores and reasons; they are read, and remarked on."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
     counts.count_error("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
     counts.count_error("half an emoji \ud83d")
     counts.write()
-    known = read_counts(tmp_path / "counters.json")
-    assert known is not None
-    assert "sk-0" not in json.dumps(known)
-    assert json.dumps(known["errors"], ensure_ascii=False).encode()
+    file_counts = read_counts(tmp_path / "counters.json")
+    assert file_counts is not None
+    assert "sk-0" not in json.dumps(file_counts)
+    assert json.dumps(file_counts["errors"], ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(
