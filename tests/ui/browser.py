@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import uvicorn
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from lachesis.base.http_guard import ASGIApp
 from lachesis.supervision.ports import reserve_free_ports
@@ -18,6 +18,8 @@ from tests.patience import deadline
 
 __all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_page", "serve"]
 PATIENCE_MS = 20_000
+# Chromium gives up a request when a network interface of the machine changes, and asks again.
+NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Watched:
 
     def assert_calm(self) -> None:
         """Fail if there was an error, or a request to another server."""
-        assert self.complaints == []
+        assert not self.complaints, "\n".join(self.complaints)
         allowed = (self.address, "data:", "blob:")
         assert [url for url in self.requests if not url.startswith(allowed)] == []
 
@@ -59,15 +61,16 @@ def open_page(
     expect.set_options(timeout=PATIENCE_MS)
     watched = Watched(page, address)
     page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-    page.on("console", lambda message: _note(watched, message.type, message.text))
+    page.on("console", lambda message: _note(watched, message))
     page.on("request", lambda request: watched.requests.append(request.url))
     yield watched
     page.close()
 
 
-def _note(watched: Watched, kind: str, text: str) -> None:
-    if kind in ("error", "warning"):
-        watched.complaints.append(f"{kind}: {text}")
+def _note(watched: Watched, message: ConsoleMessage) -> None:
+    if message.type in ("error", "warning") and NETWORK_CHANGED not in message.text:
+        place = message.location["url"]
+        watched.complaints.append(f"{message.type}: {message.text} ({place})")
 
 
 @contextlib.contextmanager
