@@ -5,6 +5,7 @@
 # make e2e     train whole runs: by command, by agents, from the wheel (half an hour)
 # make faults  break everything that can break, and print a table (an hour or more)
 # make serve   Prefect server and runner, until Ctrl-C
+# make rehearsal  serve a rehearsal of the Tinker cloud: real names and prices, tiny models, no key
 # make bench   measure; prints tables of ratios
 # make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/reference/families.md
 # make docs    write the pages that are made from the code, and build the site into site/
@@ -28,7 +29,7 @@ LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py han
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
 PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
-.PHONY: install demo test e2e coverage faults serve lint house bench families docs tiny-model clean
+.PHONY: install demo test e2e coverage faults serve rehearsal lint house bench families docs tiny-model clean
 
 install: $(INSTALLED)
 
@@ -52,6 +53,9 @@ faults: $(INSTALLED)
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve
+
+rehearsal: $(INSTALLED)
+	$(BIN)/python -m tests.cloud
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -39,6 +39,10 @@ DIGEST_DIGITS = 8
 READY_MADE = Path(__file__).with_name("ready_made")
 ProgressCallback = Callable[[int, int], None]
 Message = dict[str, Any]
+# The label of a token that the loss does not cover, as PyTorch's cross-entropy defines it.
+NO_LABEL = -100
+# A training sequence: each token with its label.
+TokenRow = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class TinyModelRecipe:
 
     def compute_digest(self) -> str:
         """Return the digits that identify this recipe."""
-        return _compute_digest(asdict(self))
+        return compute_digest(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def ensure_tiny_model(
             **asdict(recipe),
             "lessons": [list(conversation) for conversation in examples.conversations],
         }
-        target = target.with_name(f"tiny-{examples.name}-{_compute_digest(digest_input)}")
+        target = target.with_name(f"tiny-{examples.name}-{compute_digest(digest_input)}")
     if (target / "config.json").is_file():
         return target
     with storage_errors(target):  # Find out before the training whether the disk is writable.
@@ -120,7 +124,8 @@ def ensure_tiny_model(
     return target
 
 
-def _compute_digest(digest_input: object) -> str:
+def compute_digest(digest_input: object) -> str:
+    """Return the digits that identify what decides a model's weights, which JSON can hold."""
     return hashlib.sha256(json.dumps(digest_input, sort_keys=True).encode()).hexdigest()[
         :DIGEST_DIGITS
     ]
@@ -221,15 +226,34 @@ def _fine_tune_on_examples(
     examples: ExampleConversations | None,
 ) -> None:
     """Train on noisy answers; the loss covers the answers only."""
-    import torch
-
     rng = random.Random(recipe.seed)
     encode = functools.cache(build_tokenizer().encode)  # There are a few thousand distinct texts.
 
-    def draw_conversation() -> Sequence[Message]:
+    def draw_row() -> TokenRow:
         if examples:
-            return rng.choice(examples.conversations)
-        return _draw_sum(rng, recipe)
+            conversation = rng.choice(examples.conversations)
+        else:
+            conversation = _draw_sum(rng, recipe)
+        return _encode_conversation(conversation, encode)
+
+    fine_tune(model, recipe, draw_row, progress)
+
+
+def fine_tune(
+    model: Any,
+    recipe: TinyModelRecipe,
+    draw_row: Callable[[], TokenRow],
+    progress: ProgressCallback = lambda done, total: None,
+) -> None:
+    """Train all weights of a causal language model for the steps of a recipe.
+
+    Args:
+        model: The model of transformers.
+        recipe: Gives the number of steps, the size of a batch and the learning rate.
+        draw_row: Returns the next training sequence.
+        progress: Called with the number of finished and of all training steps after each step.
+    """
+    import torch
 
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
@@ -241,7 +265,7 @@ def _fine_tune_on_examples(
         )
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        ids, labels = _build_batch([draw_conversation() for _ in range(recipe.batch)], encode)
+        ids, labels = _build_batch([draw_row() for _ in range(recipe.batch)])
         logits = model(input_ids=ids).logits
         loss = torch.nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
@@ -261,27 +285,28 @@ def _draw_sum(rng: random.Random, recipe: TinyModelRecipe) -> Sequence[Message]:
     return [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(answer)}]
 
 
-def _build_batch(
-    conversations: Sequence[Sequence[Message]], encode: Callable[[str], list[int]]
-) -> tuple[Any, Any]:
-    """Return token ids and labels (B, T) of conversations; labels are -100 outside the answers."""
+def _encode_conversation(
+    conversation: Sequence[Message], encode: Callable[[str], list[int]]
+) -> TokenRow:
+    row: TokenRow = []
+    for message in conversation:
+        is_assistant = message["role"] == "assistant"
+        row += [(token, NO_LABEL) for token in encode(ASSISTANT if is_assistant else USER)]
+        row += [
+            (token, token if is_assistant else NO_LABEL)
+            for token in encode(f"{message['content']}{END_OF_TURN}")
+        ]
+    return row
+
+
+def _build_batch(rows: Sequence[TokenRow]) -> tuple[Any, Any]:
+    """Return token ids and labels (B, T) of rows, padded with token 0 and `NO_LABEL`."""
     import torch
 
-    rows = []
-    for conversation in conversations:
-        row: list[tuple[int, int]] = []
-        for message in conversation:
-            is_assistant = message["role"] == "assistant"
-            row += [(token, -100) for token in encode(ASSISTANT if is_assistant else USER)]
-            row += [
-                (token, token if is_assistant else -100)
-                for token in encode(f"{message['content']}{END_OF_TURN}")
-            ]
-        rows.append(row)
     width = max(map(len, rows))
     ids, labels = (
         torch.zeros(len(rows), width, dtype=torch.long),
-        torch.full((len(rows), width), -100),
+        torch.full((len(rows), width), NO_LABEL),
     )
     for index, row in enumerate(rows):
         ids[index, : len(row)], labels[index, : len(row)] = torch.tensor(row).T

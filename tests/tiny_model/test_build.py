@@ -106,7 +106,11 @@ CONVERSATION = [
 def test_only_what_the_assistant_says_is_taught() -> None:
     """In the form of the chat template."""
     tokenizer = build.build_tokenizer()
-    ids, labels = build._build_batch([CONVERSATION, CONVERSATION[:2]], tokenizer.encode)
+    rows = [
+        build._encode_conversation(turns, tokenizer.encode)
+        for turns in (CONVERSATION, CONVERSATION[:2])
+    ]
+    ids, labels = build._build_batch(rows)
     assert ids[0].tolist() == tokenizer.apply_chat_template(CONVERSATION, return_dict=False)
     assert (
         tokenizer.decode([token for token in labels[0].tolist() if token != -100])

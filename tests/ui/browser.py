@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
-from lachesis.base.http_guard import ASGIApp
-from lachesis.supervision.ports import reserve_free_ports
+from tests.app_server import serve
 from tests.e2e.prefect_pages import CHROMIUM, NO_CHROMIUM
-from tests.patience import deadline
 
 __all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_page", "serve"]
 PATIENCE_MS = 20_000
@@ -71,24 +66,3 @@ def _note(watched: Watched, message: ConsoleMessage) -> None:
     if message.type in ("error", "warning") and NETWORK_CHANGED not in message.text:
         place = message.location["url"]
         watched.complaints.append(f"{message.type}: {message.text} ({place})")
-
-
-@contextlib.contextmanager
-def serve(app: ASGIApp, port: int | None = None) -> Iterator[str]:
-    """The address of a real server of this application, which ends with the block."""
-    port = port or reserve_free_ports(1)[0]
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        port=port,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until = deadline(30)
-    while not server.started and time.monotonic() < until:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(20)

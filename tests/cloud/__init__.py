@@ -1,0 +1,1 @@
+"""A rehearsal of the Tinker cloud on this machine: real models' names, prices and misfortunes."""
