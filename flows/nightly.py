@@ -60,8 +60,8 @@ def _choose_environments(environments: list[str] | None) -> list[str]:
 
 def _submit_test(service: LachesisService, environment: str) -> str:
     """Submit a test and return its id."""
-    launch = LaunchRequest(environment)
+    launch = LaunchRequest(environment, by_owner=True)
     # Without a taught model, the model of sums shows at least whether the environment works.
     if service.describe(launch)["problem"]:
-        launch = LaunchRequest(environment, model=TINY_MODEL)
+        launch = LaunchRequest(environment, model=TINY_MODEL, by_owner=True)
     return service.start_test(launch, TestOptions()).test_id

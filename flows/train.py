@@ -64,9 +64,11 @@ def train(
     seed: int | None = None,
     from_checkpoint: str | None = None,
     require_validation: bool = False,
+    without_validation: bool = False,
     settings: str | None = None,
     limits: RunLimits | None = None,
     run_id: str | None = None,
+    by_agent: bool = False,
 ) -> State[Any] | None:
     """Train a language model on an environment.
 
@@ -81,11 +83,14 @@ def train(
         seed: Seed of all random numbers. Empty: the profile's seed.
         from_checkpoint: Start with the weights of a checkpoint: `RUN`, `RUN@STEP` or `RUN@best`.
             In a schedule also `last` or `best`: that checkpoint of the schedule's last run.
-        require_validation: Refuse unless a recent test found the environment learnable.
+        require_validation: Refuse unless a recent test found the environment learnable. On paid
+            profiles it is required in any case.
+        without_validation: On a paid profile, do not require such a test.
         settings: Further fields, one `key=value` on each line, as in `tinker.learning_rate=0.001`;
             `lachesis envs NAME` lists them.
         limits: At the first limit that is reached, the run saves a checkpoint and stops.
         run_id: Reserved for programs; leave it empty.
+        by_agent: Reserved for programs; leave it off.
     """
     parameters = dict(locals())
     if os.getpgid(0) != os.getpid():

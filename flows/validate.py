@@ -22,6 +22,7 @@ from flows.final_states import end_flow_run, make_refusal
 from flows.requested_runs import find_or_create_test
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
+from lachesis.base.model_files import compute_template_digest
 from lachesis.base.timestamps import now_iso
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
@@ -36,7 +37,12 @@ from lachesis.validation.inference_test_results import (
     make_test_result,
     measure_groups,
 )
-from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore, Stage
+from lachesis.validation.inference_tests import (
+    InferenceTest,
+    InferenceTestStore,
+    Stage,
+    get_model_name,
+)
 from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
 from tasks.history import find_earlier_step_time
 from tasks.inference import (
@@ -72,6 +78,7 @@ def validate(
     temperature: float | None = None,
     settings: str | None = None,
     test_id: str | None = None,
+    by_agent: bool = False,
 ) -> State[Any] | None:
     """Test an environment before training: does it work, and can a model learn from it?
 
@@ -79,8 +86,8 @@ def validate(
         environment: What is tested: one of the environments that are found now.
         profile: Where training would happen: `embedded` on this machine, `tinker` on the Tinker
             cloud, `custom` at another server of the Tinker protocol.
-        models: Models to compare: names at the endpoint, or `embedded:NAME` for one on this
-            machine. Empty: the model that would be trained.
+        models: Models to compare: names at the endpoint, `embedded:NAME` for one on this machine,
+            or `tinker:NAME` for one of the Tinker server. Empty: the model that would be trained.
         model: Base model that would be trained. Empty: the profile's model, or a tiny model that
             was pretrained on the environment.
         steps: Items of the environment that each model answers. Empty: 3.
@@ -90,6 +97,7 @@ def validate(
         temperature: Sampling temperature for prompts of your own.
         settings: Further fields, one `key=value` on each line; `lachesis envs NAME` lists them.
         test_id: Reserved for programs; leave it empty.
+        by_agent: Reserved for programs; leave it off.
     """
     parameters = dict(locals())
     if os.getpgid(0) != os.getpid():
@@ -183,7 +191,13 @@ def _run_validation(record: _TestRecorder, context: InferenceTestContext) -> Jso
     else:
         models = _test_models(record, context, model_free)
     result = make_test_result(record.test, models, context.tests.dir(record.test.test_id))
-    record.save(status="completed", result=result, ended_at=now_iso())
+    # The models were loaded by now, so their templates are on this machine.
+    templates = {
+        model: digest
+        for model in record.test.request.models
+        if (digest := compute_template_digest(get_model_name(model)))
+    }
+    record.save(status="completed", result=result, chat_templates=templates, ended_at=now_iso())
     return result
 
 

@@ -151,7 +151,7 @@ class LachesisService:
             config.openai.model_name, self.store.home, profile=request.profile
         )
         launch_inputs.require_trackers(config)
-        if request.require_validation:
+        if request.needs_validation:
             files = mixture.list_environment_files(launch.environment, config)
             gate.require_validation(self.tests, config, files)
         PrefectApi()  # raises when no server is known, before anything is made
@@ -254,20 +254,22 @@ class LachesisService:
 
     # --- runs again
 
-    def resume(self, run_id: str, limits: Json | None = None) -> RunRecord:
+    def resume(
+        self, run_id: str, limits: Json | None = None, *, by_owner: bool = False
+    ) -> RunRecord:
         """Resume an ended run from its newest complete checkpoint; a run that has not ended is
         returned.
 
         Args:
             run_id: The run.
             limits: New values of its budgets. Without them, a budget that is used up would end the
-                run
-            again at once, so such a run is refused.
+                run again at once, so such a run is refused.
+            by_owner: Whether the owner of this installation resumes it, and no agent.
         """
         record = self.get_run(run_id)
         if not record.has_ended:
             return record
-        return resume_ended_run(self.store, record, limits)
+        return resume_ended_run(self.store, record, limits, by_owner=by_owner)
 
     def read_editable_values(self, record: RunRecord) -> Json:
         """Return the values of the run's editable fields."""

@@ -23,7 +23,13 @@ from lachesis.supervision.health import wait_until_ended, wait_until_healthy
 from lachesis.supervision.inference_test_services import make_inference_test_spec
 from lachesis.supervision.trial import serve_base_model
 from lachesis.validation.inference_test_results import collect_inference_counts
-from lachesis.validation.inference_tests import EMBEDDED, InferenceTest, InferenceTestStore
+from lachesis.validation.inference_tests import (
+    EMBEDDED,
+    TINKER,
+    InferenceTest,
+    InferenceTestStore,
+    get_model_name,
+)
 from lachesis.validation.process_config import make_process_config, make_remote_server_section
 from lachesis.validation.verdict import Verdict, judge_learnability
 from tasks.processes import build_tiny_model, is_missing_tiny_model
@@ -142,7 +148,7 @@ def build_missing_model(context: InferenceTestContext) -> None:
     Raises:
         LachesisError: It cannot be built, which says nothing about the environment.
     """
-    names = [model.removeprefix(EMBEDDED) for model in context.test.request.models]
+    names = [get_model_name(model) for model in context.test.request.models]
     for name in (context.config.openai.model_name, *names):
         if is_missing_tiny_model(name, context.tests.home):
             build_tiny_model(context.tests.home, context.tests.dir(context.test.test_id))
@@ -153,11 +159,11 @@ def _prepare_endpoint(
 ) -> tuple[RunConfig, Json, dict[str, str]]:
     """Return where the model responds, and what its client needs in its environment.
 
-    A local model is served here, and for another one a proxy to the endpoint, as long as the group
-    lasts.
+    A model of this machine or of the Tinker server is served by an inference server like that of a
+    run, and for any other one there is a proxy to the endpoint, as long as the group lasts.
     """
     config = context.config
-    if not model.startswith(EMBEDDED):
+    if not model.startswith((EMBEDDED, TINKER)):
         proxy = make_endpoint_proxy(context.tests.get_output_file(context.test, model))
         group.start(proxy.service)
         wait_until_healthy(group, proxy.service)
@@ -165,8 +171,9 @@ def _prepare_endpoint(
     plan = serve_base_model(
         group,
         config,
-        model.removeprefix(EMBEDDED),
+        get_model_name(model),
         context.tests.get_output_file(context.test, model).with_suffix(""),
+        with_engine=model.startswith(EMBEDDED),
     )
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 

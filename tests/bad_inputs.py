@@ -66,7 +66,7 @@ BAD_INPUTS = [
     ),
     BadInput(
         "file of this machine",
-        {**ARITHMETIC, "settings": "tinker.sft_file=/etc/passwd"},
+        {**ARITHMETIC, "settings": "tinker.sft_file=/etc/passwd", "by_agent": True},
         ("tinker.sft_file is locked", "the owner may choose"),
     ),
     BadInput(
@@ -92,6 +92,6 @@ BAD_INPUTS = [
     BadInput(
         "missing validation",
         {"environment": "reverse_text", "model": "tiny", "require_validation": True},
-        ("never been validated", "run `lachesis test`"),
+        ("never been validated", "run `lachesis test reverse_text --model "),
     ),
 ]

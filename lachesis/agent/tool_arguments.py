@@ -93,7 +93,8 @@ TestedModels = Annotated[
     Field(
         min_length=1,
         max_length=10,
-        description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, or names at the endpoint",
+        description="`embedded:NAME_OR_FOLDER`, `embedded:tiny`, `tinker:NAME`, or names at the "
+        "endpoint; by default the model that would be trained",
     ),
 ]
 

@@ -6,6 +6,8 @@ costs a second instead of a minute of retries in the log of an engine.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import re
@@ -64,6 +66,37 @@ def find_cached_snapshot(name: str) -> Path | None:
         return model_dir / "snapshots" / (model_dir / "refs" / "main").read_text().strip()
     except OSError:
         return None
+
+
+def find_model_folder(name: str) -> Path | None:
+    """Return the folder with the files of a model that is on this machine, or None."""
+    folder = Path(name)
+    if folder.is_absolute():
+        return folder
+    return find_cached_snapshot(name)
+
+
+def read_chat_template(name: str) -> str | None:
+    """Return the chat template of a model, or None if it has none or is not on this machine."""
+    folder = find_model_folder(name)
+    if folder is None:
+        return None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = settings.get("chat_template")
+        # Some models have several, by name.
+        return template if isinstance(template, str) else json.dumps(template) if template else None
+    return None
+
+
+def compute_template_digest(name: str) -> str | None:
+    """Return digits that change with a model's chat template; None where it has none here."""
+    template = read_chat_template(name)
+    if template is None:
+        return None
+    return hashlib.sha256(template.encode()).hexdigest()[:16]
 
 
 def _find_missing_file(folder: Path, *, needs_weights: bool) -> str | None:

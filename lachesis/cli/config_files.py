@@ -20,7 +20,7 @@ def handle_config(args: argparse.Namespace) -> None:
     if args.schema:
         _print_schema(args)
         return
-    request = replace(read_launch_request(args, service), by_owner=True)
+    request = read_launch_request(args, service)
     description = service.describe(request)
     if args.json:
         print(json.dumps(description, indent=2, default=str))

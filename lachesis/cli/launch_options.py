@@ -21,7 +21,7 @@ LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
 
 
 def read_launch_request(args: argparse.Namespace, service: LachesisService) -> LaunchRequest:
-    """Return the launch that the options describe, without the rights of the owner.
+    """Return the launch that the options describe, with the rights of the owner.
 
     Options have priority over a launch file and over the run of `--like`.
 
@@ -42,11 +42,12 @@ def read_launch_request(args: argparse.Namespace, service: LachesisService) -> L
         model=args.model or base.model,
         seed=base.seed if args.seed is None else args.seed,
         require_validation=args.require_validation or base.require_validation,
+        without_validation=args.without_validation or base.without_validation,
         start_from=getattr(args, "start_from", None) or base.start_from,
         name=check_name(args.name or base.name or ""),
         note=check_note(args.note or base.note or ""),
         tags=tuple(check_tags([*base.tags, *args.tag])),
-        by_owner=False,
+        by_owner=True,
     )
 
 

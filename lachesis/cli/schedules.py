@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lachesis.cli.console import format_local_time, print_answer
 from lachesis.cli.launch_options import read_launch_request
+from lachesis.cli.train import show_warnings
 from lachesis.orchestration import schedules
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
 from lachesis.service import LachesisService
@@ -19,11 +20,11 @@ from lachesis.service import LachesisService
 def handle_schedule(args: argparse.Namespace) -> None:
     """Check a launch and create a schedule that starts it."""
     service = LachesisService()
-    # A scheduled run is started by Prefect, which has not the rights of the owner.
     request = read_launch_request(args, service)
     if args.start_from in schedules.LAST_RUN_CHECKPOINTS:
         request = replace(request, start_from=None)
     launch = service.check(request)
+    show_warnings(launch)
     parameters = make_scheduled_parameters(
         request, launch.environment.file_path, launch.set_fields, args.start_from
     )

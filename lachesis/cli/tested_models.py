@@ -6,15 +6,13 @@ import argparse
 import shlex
 from pathlib import Path
 
-from lachesis.validation.inference_tests import EMBEDDED
+from lachesis.validation.inference_tests import EMBEDDED, TINKER, get_model_name
 
 
 def find_trained_model(args: argparse.Namespace) -> str | None:
-    """Return the value of `train --model` that corresponds to a test's only local --model, or
-    None.
-    """
+    """Return the value of `train --model` that corresponds to a test's only --model, or None."""
     names = [_expand_model_path(name) for name in args.model or []]
-    if len(names) == 1 and args.profile == "embedded":
+    if len(names) == 1 and _is_trainable(args, args.model[0]):
         return names[0]
     return None
 
@@ -22,7 +20,7 @@ def find_trained_model(args: argparse.Namespace) -> str | None:
 def list_tested_models(args: argparse.Namespace) -> list[str] | None:
     """Return the models of a test as the service names them, or None for the default."""
     names = [
-        f"{EMBEDDED}{_expand_model_path(name)}" if _is_local_model(args, name) else name
+        f"{EMBEDDED if _is_local_model(args, name) else TINKER}{_expand_model_path(name)}"
         for name in args.model or []
     ]
     return [*names, *(args.endpoint_model or [])] or None
@@ -33,9 +31,14 @@ def _is_local_model(args: argparse.Namespace, name: str) -> bool:
     return args.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
 
 
+def _is_trainable(args: argparse.Namespace, name: str) -> bool:
+    """Return whether the profile trains the model where the test samples it."""
+    return args.profile == "embedded" or not _is_local_model(args, name)
+
+
 def _expand_model_path(name: str) -> str:
     """Return the absolute path of a model folder; any other name is returned unchanged."""
-    name = name.removeprefix(EMBEDDED)
+    name = get_model_name(name)
     if Path(name).is_dir():
         return str(Path(name).resolve())
     return name
@@ -62,7 +65,7 @@ def format_train_command(args: argparse.Namespace) -> str:
             *profile_options,
             *model_options,
             *edit_options,
-            "--require-validation",
+            *(["--require-validation"] if args.profile == "embedded" else []),
             "--watch",
         ]
     )

@@ -11,7 +11,7 @@ from lachesis.cli import console, show_tests
 from lachesis.cli.background_server import check_with_server
 from lachesis.cli.console import print_answer
 from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
-from lachesis.cli.train import prepare_model
+from lachesis.cli.train import prepare_model, show_warnings
 from lachesis.config.edits import parse_assignment
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation.inference_tests import InferenceTest, TestOptions
@@ -41,6 +41,7 @@ def handle_test(args: argparse.Namespace) -> int:
         raise ModelNotFoundError(
             f"{error}; a model at an endpoint is named with --endpoint-model NAME"
         ) from error
+    show_warnings(resolved.launch)
     prepare_model(args, service, resolved.launch)
     test = _wait_for_test(args, service, service.start_test(resolved, options))
     print_answer(

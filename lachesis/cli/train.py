@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from lachesis.cli import console, show_runs, watch
 from lachesis.cli.background_server import check_with_server
@@ -22,13 +21,20 @@ from lachesis.service import LachesisService
 def handle_train(args: argparse.Namespace) -> int:
     """Check a launch, start the run, and watch it if that was asked for."""
     service = LachesisService()
-    launch = replace(read_launch_request(args, service), by_owner=True)
+    launch = read_launch_request(args, service)
     if args.dry_run:
         show_preview(args, service, launch)
         return 0
     resolved = check_with_server(args, service, lambda: service.check(launch))
+    show_warnings(resolved)
     prepare_model(args, service, resolved)
     return _follow_run(args, service, service.start(resolved))
+
+
+def show_warnings(launch: ResolvedLaunch) -> None:
+    """Print what the owner should know about a launch."""
+    for warning in launch.warnings:
+        console.print_note(f"note: {warning}")
 
 
 def prepare_model(
@@ -48,7 +54,9 @@ def handle_resume(args: argparse.Namespace) -> int:
     if not service.get_run(args.run).has_ended:
         console.print_note(f"run {args.run} has not ended, so nothing was started")
     changes = dict(parse_assignment(text) for text in args.edits)
-    record = check_with_server(args, service, lambda: service.resume(args.run, changes))
+    record = check_with_server(
+        args, service, lambda: service.resume(args.run, changes, by_owner=True)
+    )
     return _follow_run(args, service, record)
 
 

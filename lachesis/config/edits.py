@@ -58,7 +58,7 @@ MAX_CHARACTERS = 10_000
 @dataclass(frozen=True)
 class ConfigField:
     """Describe one field; `lock_reason` says why it cannot be changed in this profile, or is
-    None.
+    None, and `agent_lock_reason` why agents cannot change it.
     """
 
     section: str
@@ -67,6 +67,7 @@ class ConfigField:
     default: Any
     description: str
     lock_reason: str | None
+    agent_lock_reason: str | None = None
 
     @property
     def type(self) -> str:
@@ -104,12 +105,12 @@ class ConfigFields:
             section_schema = _make_section_schema(model)
             self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
-                locks = [lock for lock in info.metadata if isinstance(lock, Locked)]
-                lock_reasons = [lock.reason for lock in locks if not (is_owner and lock.for_agents)]
-                if lock_reasons and f"{section}.{name}" not in unlocked:
-                    lock_reason = lock_reasons[0]
+                lock = next((item for item in info.metadata if isinstance(item, Locked)), None)
+                if lock is None or f"{section}.{name}" in unlocked:
+                    agent_lock_reason = lock_reason = None
                 else:
-                    lock_reason = None
+                    agent_lock_reason = lock.reason
+                    lock_reason = None if is_owner and lock.for_agents else lock.reason
                 field = ConfigField(
                     section,
                     name,
@@ -117,6 +118,7 @@ class ConfigFields:
                     info.default,
                     info.description or "",
                     lock_reason,
+                    agent_lock_reason,
                 )
                 self.by_name[f"{section}.{name}"] = field
         for name in ("slurm", "testing"):
@@ -255,8 +257,12 @@ def get_editable_values(config: RunConfig) -> dict[str, Any]:
     return {**values, **(config.env.model_extra or {})}
 
 
-def replace_resumed_values(config: RunConfig, changes: Json, hint: str = "") -> RunConfig:
+def replace_resumed_values(
+    config: RunConfig, changes: Json, hint: str = "", *, is_owner: bool = False
+) -> RunConfig:
     """Return the configuration of a run that is resumed with more steps or other limits.
+
+    With `is_owner` the fields that are locked for agents only can be changed.
 
     Raises:
         ConfigError: A field is neither `env.total_steps` nor a limit (the message ends with
@@ -268,7 +274,8 @@ def replace_resumed_values(config: RunConfig, changes: Json, hint: str = "") -> 
         config = replace_limits(config, limits, hint)
     if not steps:
         return config
-    _, total_steps = ConfigFields(config.profile).check_edit(STEPS_FIELD, steps[0], config)
+    fields = ConfigFields(config.profile, is_owner=is_owner)
+    _, total_steps = fields.check_edit(STEPS_FIELD, steps[0], config)
     env = config.env.model_copy(update={"total_steps": total_steps})
     return config.model_copy(update={"env": env})
 

@@ -169,6 +169,12 @@ def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
     return "OPENROUTER_API_KEY"
 
 
+def has_endpoint_key(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether there is a key for models tested at an endpoint."""
+    variables = os.environ if environ is None else environ
+    return bool(variables.get(get_endpoint_key_name(variables)))
+
+
 def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:
     """Raise MissingKeyError when the key for testing these models at an endpoint is missing."""
     variables = os.environ if environ is None else environ

@@ -19,8 +19,8 @@ LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
 class Locked:
     """Mark a field that users may not change, with the reason that is shown to them.
 
-    The owner of this machine, who uses the command line, may change a field that is locked
-    `for_agents` only.
+    The owner of this installation, who uses the command line, launch files and Prefect's pages,
+    may change a field that is locked `for_agents` only.
     """
 
     reason: str
@@ -28,8 +28,8 @@ class Locked:
 
 
 INFRASTRUCTURE = Locked("infrastructure: set by the profile or for each run")
-COST = Locked("limits what a run can cost")
-VETTED = Locked("a value that is known to train well")
+COST = Locked("limits what a run can cost", for_agents=True)
+VETTED = Locked("a value that is known to train well", for_agents=True)
 READS_FILES = Locked(
     "names a file of this machine, which the owner may choose with --set and an agent may not",
     for_agents=True,

@@ -60,12 +60,14 @@ class TrainingParameters(BaseModel):
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     from_checkpoint: str | None = Field(None, min_length=1, max_length=100)
     require_validation: bool = False
+    without_validation: bool = False
     settings: str | None = Field(None, max_length=100_000)
     limits: RunLimits | None = None
     run_id: str | None = Field(None, pattern=RUN_ID_PATTERN)
+    by_agent: bool = False
 
     def to_request(self) -> LaunchRequest:
-        """Return the launch that these parameters describe.
+        """Return the launch that these parameters describe; only an agent's has an agent's rights.
 
         Raises:
             FieldValueError: A line of `settings` is not an assignment.
@@ -83,6 +85,8 @@ class TrainingParameters(BaseModel):
             self.model,
             self.seed,
             self.require_validation,
+            self.without_validation,
+            by_owner=not self.by_agent,
             start_from=self.from_checkpoint,
             name=self.name,
         )
@@ -105,11 +109,14 @@ class TestParameters(BaseModel):
     temperature: float | None = Field(None, ge=0, le=100)
     settings: str | None = Field(None, max_length=100_000)
     test_id: str | None = Field(None, pattern=RUN_ID_PATTERN)
+    by_agent: bool = False
 
     def to_request(self) -> LaunchRequest:
         """Return the launch whose environment and model are tested."""
         edits = tuple(parse_settings(self.settings or ""))
-        return LaunchRequest(self.environment, self.profile, edits, self.model)
+        return LaunchRequest(
+            self.environment, self.profile, edits, self.model, by_owner=not self.by_agent
+        )
 
     def to_options(self) -> TestOptions:
         """Return the options of the test."""
@@ -215,9 +222,11 @@ def make_parameters(
         "seed": fields.pop(SEED_FIELD, None),
         "from_checkpoint": request.start_from,
         "require_validation": request.require_validation or None,
+        "without_validation": request.without_validation or None,
         "settings": format_settings(fields),
         "limits": limits or None,
         "run_id": run_id,
+        "by_agent": None if request.by_owner else True,
     }
     return _redact_parameters(parameters)
 
@@ -258,6 +267,7 @@ def make_test_parameters(
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "settings": format_settings(set_fields),
+            "by_agent": None if request.by_owner else True,
         }
     )
 

@@ -57,6 +57,8 @@ class LaunchKeys(BaseModel):
     """Words to find the run by."""
     require_validation: bool = False
     """Refuse unless a recent `lachesis test` found the environment learnable."""
+    without_validation: bool = False
+    """Do not require such a test on a paid profile."""
 
 
 def read_launch_file(file: Path, schema_timeout_s: float) -> LaunchRequest:
@@ -82,6 +84,7 @@ def read_launch_file(file: Path, schema_timeout_s: float) -> LaunchRequest:
         model=keys.model,
         start_from=keys.start_from,
         require_validation=keys.require_validation,
+        without_validation=keys.without_validation,
         by_owner=True,
         name=keys.name,
         note=keys.note,

@@ -24,11 +24,11 @@ from lachesis.base.errors import (
 from lachesis.base.model_files import require_model
 from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import ConfigFields
-from lachesis.config.profiles import list_missing_modules
+from lachesis.config.profiles import PROFILES, list_missing_modules
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import ForkSource
 from lachesis.tiny_model import build as tiny_model_build
-from lachesis.validation.inference_tests import EMBEDDED
+from lachesis.validation.inference_tests import EMBEDDED, TINKER
 
 # The module that each experiment tracker needs.
 TRACKER_MODULES = {"wandb": "wandb", "tensorboard": "tensorboardX", "trackio": "trackio"}
@@ -47,16 +47,29 @@ class LaunchRequest:
     model: str | None = None
     seed: int | None = None
     require_validation: bool = False
+    """Whether a free launch too needs a recent test that found the environment learnable."""
+    without_validation: bool = False
+    """Whether a paid launch may begin without such a test."""
     start_from: str | None = None
     """RUN or RUN@STEP, the checkpoint that the run starts from; see `lachesis.runs.fork`."""
     by_owner: bool = False
-    """Whether the owner of this machine launches, who may set fields that are locked for agents."""
+    """Whether the owner of this installation launches, who may set fields that are locked for
+    agents.
+    """
     name: str | None = None
     """A name for the run, which lists and its page in Prefect show; by default none."""
     note: str | None = None
     """A remark of its user about the run."""
     tags: tuple[str, ...] = ()
     """Words by which its user finds the run again."""
+
+    @property
+    def needs_validation(self) -> bool:
+        """Return whether the launch is refused without a recent test that found the environment
+        learnable.
+        """
+        is_paid = PROFILES[self.profile].is_paid
+        return self.require_validation or (is_paid and not self.without_validation)
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the environment's fields as this user may edit them."""
@@ -207,6 +220,9 @@ def resolve_tested_model(name: str, home: Path) -> str:
     Raises:
         ModelNotFoundError: A model of this machine cannot be loaded.
     """
+    if name.startswith(TINKER):
+        require_loadable_model(name.removeprefix(TINKER), home, profile="tinker")
+        return name
     if not name.startswith(EMBEDDED):
         return name
     resolved_name = resolve_model(name, home)

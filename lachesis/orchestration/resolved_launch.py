@@ -18,7 +18,7 @@ from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import Environment
 from lachesis.config import mixture, profiles
 from lachesis.config.edits import ConfigFields
-from lachesis.config.profiles import check_embedded, check_endpoint
+from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig, resolve_run_config
 from lachesis.orchestration import launch_inputs, server
 from lachesis.orchestration.flow_parameters import make_parameters, make_test_parameters
@@ -33,10 +33,12 @@ from lachesis.validation import gate
 from lachesis.validation.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
+    TINKER,
     InferenceRequest,
     InferenceTest,
     InferenceTestStore,
     TestOptions,
+    make_tested_name,
 )
 
 
@@ -104,6 +106,16 @@ class LaunchFields:
             f"{field.section}.{field.name}": values[field.section][field.name] for field in fields
         }
 
+    def list_warnings(self) -> tuple[str, ...]:
+        """Return a warning for each field that the owner sets and agents may not."""
+        fields = [self.fields.find(name) for name, _ in self.request.edits]
+        return tuple(
+            f"{field.section}.{field.name} is locked for agents ({field.agent_lock_reason}); it is "
+            "set because you own this installation"
+            for field in fields
+            if field.agent_lock_reason is not None
+        )
+
     def find_validation_errors(self) -> list[dict[str, str]]:
         """Return the objections of the environment's own validators to the edited values.
 
@@ -131,6 +143,8 @@ class ResolvedLaunch:
     """The checkpoint of another run that this one begins from."""
     set_fields: Mapping[str, Any] = field(default_factory=dict)
     """The values that the user has set, by SECTION.FIELD."""
+    warnings: tuple[str, ...] = ()
+    """What the owner should know about fields that agents may not set."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +197,14 @@ def resolve_launch(
     if errors := launch_fields.find_validation_errors():
         reasons = "; ".join(error["message"] for error in errors)
         raise FieldValueError(f"{launch_fields.environment.name} refuses it: {reasons}")
-    set_fields = launch_fields.list_set_fields(config)
-    return ResolvedLaunch(request, launch_fields.environment, config, fork_source, set_fields)
+    return ResolvedLaunch(
+        request,
+        launch_fields.environment,
+        config,
+        fork_source,
+        launch_fields.list_set_fields(config),
+        launch_fields.list_warnings(),
+    )
 
 
 def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestStore) -> RunRecord:
@@ -213,7 +233,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
             launch.request, environment.file_path, launch.set_fields, run_id
         ),
         forecast=forecast.model_dump(mode="json") if forecast else None,
-        require_validation=launch.request.require_validation,
+        require_validation=launch.request.needs_validation,
         wandb_project=config.tinker.wandb_project,
         wandb_run_name=f"{environment.name}-{run_id}",
         forked_from=launch.fork_source and launch.fork_source.name,
@@ -264,18 +284,48 @@ def resolve_test(
     if model_names is None:
         if problem := launch_inputs.find_model_problem(request, config, home):
             raise ConfigError(problem)
-        model_names = [name for name, _, _ in DEFAULT_MODELS]
-        if request.profile == "embedded":
-            model_names = [f"{EMBEDDED}{config.openai.model_name}"]
+        model_names = _list_default_tested_models(request.profile, config)
+    _check_tested_places(request.profile, model_names)
     model_names = [launch_inputs.resolve_tested_model(name, home) for name in model_names]
+    PrefectApi()  # raises when no server is known, before anything is made
+    launch = ResolvedLaunch(
+        request,
+        launch_fields.environment,
+        config,
+        set_fields=launch_fields.list_set_fields(config),
+        warnings=launch_fields.list_warnings(),
+    )
+    return ResolvedTest(launch, model_names)
+
+
+def _list_default_tested_models(profile: str, config: RunConfig) -> list[str]:
+    """Return the model that would be trained; without a key to sample it, the endpoint's default
+    models if there is a key for these.
+    """
+    key_names = server.read_key_names()
+    if profiles.list_missing_keys(profile, key_names) and profiles.has_endpoint_key(key_names):
+        return [name for name, _, _ in DEFAULT_MODELS]
+    return [make_tested_name(config.openai.model_name, profile)]
+
+
+def _check_tested_places(profile: str, model_names: list[str]) -> None:
+    """Check that each model of a test can be sampled at its place.
+
+    Raises:
+        LachesisError: A package or a key is missing, or the profile has no Tinker server.
+    """
     if any(name.startswith(EMBEDDED) for name in model_names):
         check_embedded()
-    if remote_models := [name for name in model_names if not name.startswith(EMBEDDED)]:
-        check_endpoint(remote_models, server.read_key_names())
-    PrefectApi()  # raises when no server is known, before anything is made
-    set_fields = launch_fields.list_set_fields(config)
-    launch = ResolvedLaunch(request, launch_fields.environment, config, set_fields=set_fields)
-    return ResolvedTest(launch, model_names)
+    key_names = server.read_key_names()
+    if tinker_models := [name for name in model_names if name.startswith(TINKER)]:
+        if profile == "embedded":
+            raise ConfigError(
+                f"{tinker_models[0]} is sampled by a Tinker server, and profile embedded has none; "
+                "allowed: profile tinker or custom, or embedded:NAME"
+            )
+        check_profile(profile, key_names)
+    if endpoint_models := [name for name in model_names if not name.startswith((EMBEDDED, TINKER))]:
+        check_endpoint(endpoint_models, key_names)
 
 
 def create_inference_test(
@@ -298,6 +348,7 @@ def create_inference_test(
         fingerprint=compute_fingerprint(Path(environment.file_path), own_values),
         own_values=own_values,
         planned=gate.make_planned_run(config),
+        max_token_length=config.env.max_token_length,
         parameters=make_test_parameters(
             resolved.launch.request, options, environment.file_path, resolved.launch.set_fields
         ),

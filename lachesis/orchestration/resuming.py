@@ -55,7 +55,9 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def resume_ended_run(store: RunStore, record: RunRecord, changes: Json | None = None) -> RunRecord:
+def resume_ended_run(
+    store: RunStore, record: RunRecord, changes: Json | None = None, *, by_owner: bool = False
+) -> RunRecord:
     """Continue an ended run from its newest complete checkpoint.
 
     Args:
@@ -63,6 +65,7 @@ def resume_ended_run(store: RunStore, record: RunRecord, changes: Json | None = 
         record: The record of the run, which has ended.
         changes: New values of the run's budgets and of `total_steps`. Without them, a run that has
             completed or whose budget is used up would end again at once, so it is refused.
+        by_owner: Whether the owner of this installation resumes it, and no agent.
 
     Raises:
         RunStateError: The run has completed its steps, or a budget is used up.
@@ -73,7 +76,7 @@ def resume_ended_run(store: RunStore, record: RunRecord, changes: Json | None = 
     config = RunConfig.from_yaml(run_dir.config)
     if changes:
         hint = fork.advice(record, run_dir, changes)
-        config = replace_resumed_values(config, changes, hint)
+        config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
     is_new_total = any(name.endswith("total_steps") for name in changes or ())
     _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
     check_profile(record.profile, read_key_names())

@@ -78,9 +78,12 @@ class StageChild:
 
 
 def serve_base_model(
-    group: ServiceGroup, config: RunConfig, model: str, folder: Path
+    group: ServiceGroup, config: RunConfig, model: str, folder: Path, *, with_engine: bool = True
 ) -> ServicePlan:
-    """Serve a local model, untrained, as long as the group lasts, and wait until it is ready.
+    """Serve a model, untrained, as long as the group lasts, and wait until it is ready.
+
+    With `with_engine` an engine of this machine samples, else the Tinker server that the variables
+    of this process name.
 
     Raises:
         ProcessExitedError: A process has died.
@@ -89,7 +92,9 @@ def serve_base_model(
     folder.mkdir(exist_ok=True)
     values = config.model_dump()
     values["env"]["tokenizer_name"] = values["openai"]["model_name"] = model
-    plan = make_base_model_plan(run_config.build_run_config(values), folder)
+    plan = make_base_model_plan(
+        run_config.build_run_config(values), folder, with_engine=with_engine
+    )
     plan.write_files()
     # Both start at once: the server takes as long to load as the engine, which it needs last.
     for spec in plan.services:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from lachesis.base.errors import ValidationMissingError
+from lachesis.base.json_text import Json
+from lachesis.base.model_files import compute_template_digest
 from lachesis.base.timestamps import seconds_between
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config.run_config import RunConfig
 from lachesis.validation.forecast import Forecast, PlannedRun, rescale_forecast
-from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
+from lachesis.validation.inference_tests import (
+    InferenceTest,
+    InferenceTestStore,
+    make_tested_name,
+)
 
 MAX_VALIDATION_AGE_S = 7 * 86400.0
 
@@ -50,8 +57,8 @@ def require_validation(
 ) -> list[InferenceTest]:
     """Return the newest test that allows each environment of the run.
 
-    Such a test has the same code and the same values of the environment's own fields, is at most
-    seven days old, and has the verdict `learnable`.
+    Such a test is about the same code, values of the environment's own fields, model, profile, chat
+    template and length of a rollout, is at most seven days old, and has the verdict `learnable`.
 
     Args:
         tests: The tests of this home.
@@ -80,22 +87,29 @@ def _find_valid_test(
     # The tests come newest first, so the first reason is that of the newest one.
     reasons = []
     for test in environment_tests:
-        reason = _find_objection(test, code_fingerprint, own_values)
+        reason = _find_objection(test, config, code_fingerprint)
         if reason is None:
             return test
         reasons.append(f"test {test.test_id} {reason}")
     first_reason = reasons[0] if reasons else "it has never been validated"
     raise ValidationMissingError(
-        f"{config.environment} has no recent successful validation: {first_reason}; run `lachesis "
-        "test` or rl_test_inference with this environment and these values",
+        f"{config.environment} has no recent successful validation: {first_reason}; run "
+        f"`{_make_test_command(config)}` or rl_test_inference with this environment and these "
+        "values",
         environment=config.environment,
         fingerprint=code_fingerprint,
     )
 
 
-def _find_objection(
-    test: InferenceTest, code_fingerprint: str, own_values: dict[str, object]
-) -> str | None:
+def _make_test_command(config: RunConfig) -> str:
+    """Return the command that tests the model of the run where the run would train it."""
+    options = [] if config.profile == "embedded" else ["--profile", config.profile]
+    return shlex.join(
+        ["lachesis", "test", config.environment, *options, "--model", config.openai.model_name]
+    )
+
+
+def _find_objection(test: InferenceTest, config: RunConfig, code_fingerprint: str) -> str | None:
     """Return why this test does not allow the run, or None."""
     if test.status != "completed":
         return f"is {test.status}" + (
@@ -103,9 +117,28 @@ def _find_objection(
         )
     if test.verdict is None:
         return "has no verdict, because no model responded"
+    if mismatch := find_mismatch(test, config, code_fingerprint):
+        return mismatch
+    verdict = (_find_model_result(test, config) or {}).get("verdict") or {}
+    if verdict.get("word") != "learnable":
+        evidence = "; ".join(verdict.get("evidence", [])[:1])[:300]
+        return f"found it {verdict.get('word', 'without a verdict')}: {evidence}"
+    age = seconds_between(test.ended_at or test.created_at)
+    if age > MAX_VALIDATION_AGE_S:
+        return f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}"
+    return None
+
+
+def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str) -> str | None:
+    """Return in which way a test was about something else than this run, or None.
+
+    The environment's code and own fields, the model and where it is sampled, its chat template and
+    the length of a rollout decide what a model answers.
+    """
     # The fingerprint covers the file, the files that it imports, and the values of its own fields.
     if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
+    own_values = config.env.model_extra or {}
     changed = sorted(
         key
         for key in {*own_values, *test.own_values}
@@ -113,22 +146,33 @@ def _find_objection(
     )
     if changed:
         return f"was made with other values of {', '.join(changed[:5])}"
-    if test.verdict != "learnable":
-        return f"found it {test.verdict}: {_summarize_evidence(test)}"
-    age = seconds_between(test.ended_at or test.created_at)
-    if age > MAX_VALIDATION_AGE_S:
-        return f"is {age / 86400:.0f} days old; the limit is {MAX_VALIDATION_AGE_S / 86400:.0f}"
+    if _find_model_result(test, config) is None:
+        tested_names = ", ".join(test.request.models)[:200]
+        place = "this machine" if config.profile == "embedded" else f"profile {config.profile}"
+        return f"was about {tested_names}, not about {config.openai.model_name} on {place}"
+    if test.max_token_length not in (None, config.env.max_token_length):
+        return (
+            f"was made with max_token_length {test.max_token_length}, not "
+            f"{config.env.max_token_length}"
+        )
+    tested_template = test.chat_templates.get(_make_tested_name(config))
+    if tested_template not in (None, compute_template_digest(config.openai.model_name)):
+        return f"was made before the chat template of {config.openai.model_name} was changed"
     return None
 
 
-def _summarize_evidence(test: InferenceTest) -> str:
-    verdicts = [
-        model_result.get("verdict") or {}
-        for model_result in (test.result or {}).get("models_tested", [])
-    ]
-    return "; ".join(
-        sentence for verdict in verdicts for sentence in verdict.get("evidence", [])[:1]
-    )[:300]
+def _make_tested_name(config: RunConfig) -> str:
+    return make_tested_name(config.openai.model_name, config.profile)
+
+
+def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
+    """Return what a test found about the run's model where the run trains it, or None."""
+    if test.planned is not None and test.planned.profile != config.profile:
+        return None
+    for model_result in (test.result or {}).get("models_tested", []):
+        if model_result.get("model") == _make_tested_name(config):
+            return dict(model_result)
+    return None
 
 
 def find_forecast(
@@ -137,22 +181,15 @@ def find_forecast(
     """Return the forecast of the newest test of this code on the run's model, scaled to the run."""
     planned_run = make_planned_run(config)
     for test in tests.all():
-        saved_forecast = ((test.result or {}).get("summary") or {}).get("forecast")
-        if saved_forecast is None or test.fingerprint != code_fingerprint:
+        saved_forecast = (_find_model_result(test, config) or {}).get("forecast")
+        if saved_forecast is None or find_mismatch(test, config, code_fingerprint):
             continue
         try:
             forecast = Forecast.model_validate(saved_forecast)
         except ValidationError:
             continue
-        # Another model writes answers of another length, and another profile has another pace.
-        if (forecast.planned.base_model, forecast.planned.profile) == (
-            planned_run.base_model,
-            planned_run.profile,
-        ):
-            return rescale_forecast(
-                forecast,
-                planned_run.model_copy(
-                    update={"evaluation_answers": forecast.planned.evaluation_answers}
-                ),
-            )
+        answers = forecast.planned.evaluation_answers
+        return rescale_forecast(
+            forecast, planned_run.model_copy(update={"evaluation_answers": answers})
+        )
     return None

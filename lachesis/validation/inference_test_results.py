@@ -11,6 +11,7 @@ from lachesis.validation.forecast import Forecast, GroupUsage
 from lachesis.validation.inference_tests import (
     DEFAULT_MODELS,
     EMBEDDED,
+    TINKER,
     InferenceTest,
     read_groups,
     shorten_model_name,
@@ -56,7 +57,9 @@ def _describe_model(model: str) -> tuple[str, str]:
     for name, title, scale in DEFAULT_MODELS:
         if name == model:
             return title, scale
-    return shorten_model_name(model), "embedded" if model.startswith(EMBEDDED) else "custom"
+    places = {EMBEDDED: "embedded", TINKER: "tinker"}
+    scale = next((word for prefix, word in places.items() if model.startswith(prefix)), "custom")
+    return shorten_model_name(model), scale
 
 
 def _summarize_steps(lines: list[Json]) -> Json:

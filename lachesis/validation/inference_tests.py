@@ -27,7 +27,9 @@ from lachesis.base.timestamps import now_iso
 from lachesis.runs.run_dir import RunDir
 from lachesis.validation.forecast import PlannedRun
 
-EMBEDDED = "embedded:"
+# Where a model of a test is sampled: on this machine, or at the Tinker server that the environment
+# variables name. Any other model is a name at an endpoint.
+EMBEDDED, TINKER = "embedded:", "tinker:"
 DEFAULT_MODELS = (
     ("qwen/qwen3-8b", "Qwen3 8B", "small"),
     ("z-ai/glm-4.7-flash", "GLM-4.7 Flash", "medium"),
@@ -38,7 +40,7 @@ DEFAULT_MODELS = (
 class TestOptions(BaseModel):
     """Hold the options of a test.
 
-    Without `models` the launch's own model is tested, or for a paid profile the default three.
+    Without `models` the launch's own model is tested, where it would be trained.
     """
 
     __test__ = False  # pytest must not collect this class.
@@ -54,7 +56,8 @@ class TestOptions(BaseModel):
 class InferenceRequest(TestOptions):
     """Say which models are tested on which environment.
 
-    `embedded:NAME_OR_FOLDER` is served on this machine, any other name by the endpoint.
+    `embedded:NAME_OR_FOLDER` is served on this machine, `tinker:NAME` by the Tinker server, and any
+    other name by the endpoint.
     """
 
     environment: str
@@ -89,6 +92,10 @@ class InferenceTest(BaseModel):
     """The values of the environment's own fields in the test."""
     planned: PlannedRun | None = None
     """The run that this test is for."""
+    max_token_length: int | None = None
+    """Maximum number of tokens of a rollout in the test."""
+    chat_templates: dict[str, str] = {}
+    """Digest of the chat template of each model that has one on this machine."""
     stages: list[Stage] = []
     status: Literal["pending", "running", "completed", "failed"] = "pending"
     error: str | None = None
@@ -272,9 +279,19 @@ class InferenceTestStore:
         )
 
 
+def make_tested_name(base_model: str, profile: str) -> str:
+    """Return the name under which a test samples a model where this profile trains it."""
+    return f"{EMBEDDED if profile == 'embedded' else TINKER}{base_model}"
+
+
+def get_model_name(model: str) -> str:
+    """Return the name or the folder of a model, without where it is sampled."""
+    return model.removeprefix(EMBEDDED).removeprefix(TINKER)
+
+
 def shorten_model_name(model: str) -> str:
     """Return the model's name, or the last part of its folder."""
-    name = model.removeprefix(EMBEDDED)
+    name = get_model_name(model)
     if Path(name).is_absolute():
         return Path(name).name
     return name

@@ -32,7 +32,15 @@ TRAIN = "--require-validation --watch"
             f"lachesis train sums --model {{folder}} {TRAIN}",
         ),
         (["sums", "--model", "taught", "--model", "."], f"lachesis train sums {TRAIN}"),
-        (["sums", "--profile", "tinker"], f"lachesis train sums --profile tinker {TRAIN}"),
+        (["sums", "--profile", "tinker"], "lachesis train sums --profile tinker --watch"),
+        (
+            ["sums", "--profile", "tinker", "--model", "Qwen/Qwen3-8B"],
+            "lachesis train sums --profile tinker --model Qwen/Qwen3-8B --watch",
+        ),
+        (
+            ["sums", "--profile", "tinker", "--endpoint-model", "qwen/qwen3-8b"],
+            "lachesis train sums --profile tinker --watch",
+        ),
     ],
 )
 def test_after_a_test_comes_the_training_of_the_same(

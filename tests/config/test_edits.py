@@ -269,6 +269,11 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
 
 def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
     assert ConfigFields("tinker", is_owner=True).check_edit("sft_file", "a.jsonl")[1] == "a.jsonl"
-    assert ConfigFields("tinker", is_owner=True).find("total_steps").lock_reason is not None
+    steps = ConfigFields("tinker", is_owner=True).find("total_steps")
+    assert (steps.lock_reason, steps.agent_lock_reason) == (None, "limits what a run can cost")
+    with pytest.raises(LockedFieldError, match="set by the profile or for each run"):
+        ConfigFields("tinker", is_owner=True).check_edit("rollout_server_url", "http://a")
+    with pytest.raises(LockedFieldError, match="limits what a run can cost"):
+        ConfigFields("tinker").check_edit("total_steps", 60)
     with pytest.raises(LockedFieldError, match="an agent may not"):
         ConfigFields("embedded").check_edit("sft_file", "a.jsonl")

@@ -67,7 +67,9 @@ def test_parameters_describe_a_launch() -> None:
         ("env.total_steps", 20),
         ("limits.max_hours", 2.0),
     )
-    assert request.by_owner is False
+    assert request.by_owner is True
+    values["by_agent"] = True
+    assert check_parameters(TrainingParameters, values).to_request().by_owner is False
 
 
 def test_a_launch_is_described_by_the_parameters_that_make_it_again(

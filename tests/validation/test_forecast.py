@@ -172,27 +172,25 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
             require_validation(tests, config, {config.environment: str(file)})
 
     def add(**changes: object) -> None:
-        asked = InferenceRequest(environment="e", environment_file=str(file), models=["m"])
+        asked = InferenceRequest(environment="e", environment_file=str(file), models=["embedded:m"])
         own = {
             "fingerprint": compute_fingerprint(file),
             "own_values": config.env.model_extra,
             "planned": make_planned_run(config),
-            **changes,
         }
         made = make_forecast(
             [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=1)],
             make_planned_run(config),
             None,
         )
-        summary = {
-            "verdict": changes.pop("verdict", "learnable"),
+        word = changes.pop("verdict", "learnable")
+        result_of_model = {
+            "model": changes.pop("model", "embedded:m"),
+            "verdict": {"word": word, "evidence": ["nothing is right"]},
             "forecast": made and made.model_dump(mode="json"),
         }
-        test = tests.create(
-            asked, "", **{key: value for key, value in own.items() if key != "verdict"}
-        )
-        models = [{"verdict": {"word": "too hard", "evidence": ["nothing is right"]}}]
-        result = {"summary": summary, "models_tested": models}
+        test = tests.create(asked, "", **{**own, **changes})
+        result = {"summary": {"verdict": word}, "models_tested": [result_of_model]}
         tests.save(
             test.model_copy(
                 update={
@@ -210,6 +208,13 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("was made with other values of largest")
     add(verdict="too hard")
     refused("found it too hard: nothing is right")
+    assert find_forecast(tests, config, compute_fingerprint(file)) is not None
+    add(model="qwen/qwen3-8b")
+    refused("was about embedded:m, not about m on this machine")
+    add(model="tinker:m", planned=make_planned_run(config).model_copy(update={"profile": "tinker"}))
+    refused("not about m on this machine")
+    add(max_token_length=4096)
+    refused("was made with max_token_length 4096, not 128")
     assert find_forecast(tests, config, compute_fingerprint(file)) is not None
     add(ended_at="2026-01-01T00:00:00+00:00")
     refused("days old; the limit is 7")

@@ -66,10 +66,17 @@ def add_launch_options(
     command.add_argument(
         "--seed", type=SEED, help="seed of the adapter and, on the embedded profile, of sampling"
     )
-    command.add_argument(
+    validation = command.add_mutually_exclusive_group()
+    validation.add_argument(
         "--require-validation",
         action="store_true",
-        help="refuse unless a recent `lachesis test` found the environment learnable",
+        help="refuse unless a recent `lachesis test` found the environment learnable (the default "
+        "on paid profiles)",
+    )
+    validation.add_argument(
+        "--without-validation",
+        action="store_true",
+        help="on a paid profile, do not require such a test",
     )
 
 

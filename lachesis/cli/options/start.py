@@ -252,8 +252,8 @@ def _add_schedule(command: argparse.ArgumentParser) -> None:
 def _add_test(command: argparse.ArgumentParser) -> None:
     command.add_argument("environment", help="a name from `lachesis envs`, or a file")
     model_help = (
-        "on the embedded profile as for `train`: a Hugging Face name, a folder or tiny; else a "
-        "folder, or a name at the endpoint"
+        "as for `train`: a Hugging Face name, a folder or tiny; on profiles tinker and custom a "
+        "name from `lachesis models`"
     )
     command.add_argument("--model", action="append", help=f"{model_help}; may be repeated")
     endpoint_help = "a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"

@@ -159,8 +159,11 @@ function selectRecorded() {
 async function showCurves(figures = listFigures()) {
   if (!figures.length) return;
   const late = setTimeout(() => markLoading(figures, true), 1000);
+  const wanted = [view.x, view.mean, view.from, view.to].join();
   try {
     const answer = recordedRuns ? selectRecorded() : await fetchCurves(figures);
+    // An answer may come after that to a later question.
+    if ([view.x, view.mean, view.from, view.to].join() !== wanted) return;
     if (figures.length === listFigures().length) curveData = answer;
     else mergeCurves(answer);
     for (const figure of figures) drawFigure(figure);
