@@ -25,6 +25,7 @@ HOME_FILES = {
     "token": "the token of the home; `$LACHESIS_TOKEN` has priority",
     "ui.json": "where the pages are served, while they are",
     "launcher.lock": "locked while `lachesis serve` runs",
+    "policy.yaml": "what agents may start, set and spend, if you write one",
     "profiles.yaml": "an operator's own values of profiles, if you write one",
     "prices.yaml": "your own prices, if you write one",
 }

@@ -22,12 +22,12 @@ from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
 from lachesis.orchestration import launch_inputs, refresh, server, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.orchestration.new_run import create_run
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import (
     ResolvedLaunch,
     ResolvedTest,
     create_inference_test,
-    make_run_record,
     preview_launch,
     read_launch_fields,
     resolve_launch,
@@ -38,7 +38,6 @@ from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_answers import RunResults, RunStatus
 from lachesis.reporting.status import build_run_results, build_run_status, find_log_files
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.provenance import write_provenance
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.plan import ServicePlan
@@ -198,17 +197,7 @@ class LachesisService:
             run_id: The id of the run.
             changes: Further fields of its record.
         """
-        record = make_run_record(launch, run_id, self.tests).model_copy(update=changes)
-        try:
-            if launch.fork_source:
-                launch.fork_source.copy_into(self.store.dir(run_id))
-            self.store.create(record, launch.config.to_yaml())
-            files = mixture.list_environment_files(launch.environment, launch.config)
-            write_provenance(self.store.dir(run_id), files, launch.config)
-        except BaseException:
-            self.store.discard(record.run_id)
-            raise
-        return record
+        return create_run(self.store, self.tests, launch, run_id, **changes)
 
     def build_tiny_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
         """Build the tiny model, if this configuration needs it, with progress; otherwise the run

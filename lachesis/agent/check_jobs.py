@@ -31,6 +31,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import scan_environments
+from lachesis.config.policy import load_policy
 from lachesis.runs.run_dir import RunDir
 from lachesis.service import LachesisService, LaunchRequest
 from lachesis.validation import check as checking
@@ -70,6 +71,10 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
     Raises:
         StorageError: With `new`, an environment of that name exists; nothing was written.
     """
+    policy = load_policy()
+    policy.require_environments([name])
+    if model is not None:
+        policy.require_model(model)
     if new:
         _require_free_name(name)
         scaffold.write_scaffold(name, _find_environments_folder())

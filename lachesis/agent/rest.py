@@ -67,7 +67,7 @@ ERRORS: dict[int | str, Json] = {
     for status, text in (
         (400, "a configuration that cannot work"),
         (401, "no bearer token, where one is needed"),
-        (403, "a locked field, or a Host or Origin that is not allowed"),
+        (403, "a locked field or the owner's policy, or a Host or Origin that is not allowed"),
         (404, "no such environment, field, model or run"),
         (
             409,

@@ -4,6 +4,7 @@
     ├── ConfigError                  config              also ValueError
     │   ├── UnknownFieldError        unknown_field       also LookupError
     │   ├── LockedFieldError         locked_field        also PermissionError
+    │   ├── PolicyError              policy              also PermissionError
     │   ├── ArgumentsError           arguments           also TypeError
     │   └── FieldValueError          field_value
     ├── RLEnvironmentError           environment
@@ -76,6 +77,12 @@ class LockedFieldError(ConfigError, PermissionError):
     """The profile does not let its users change this field."""
 
     code = "locked_field"
+
+
+class PolicyError(ConfigError, PermissionError):
+    """The owner's policy does not let agents do this."""
+
+    code = "policy"
 
 
 class FieldValueError(ConfigError):

@@ -86,8 +86,10 @@ def read_chat_template(name: str) -> str | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = settings.get("chat_template")
-        # Some models have several, by name.
-        return template if isinstance(template, str) else json.dumps(template) if template else None
+        if isinstance(template, list):  # Some models have several, by name.
+            return json.dumps(template)
+        if isinstance(template, str):
+            return template
     return None
 
 

@@ -19,16 +19,20 @@ def find_trained_model(args: argparse.Namespace) -> str | None:
 
 def list_tested_models(args: argparse.Namespace) -> list[str] | None:
     """Return the models of a test as the service names them, or None for the default."""
-    names = [
-        f"{EMBEDDED if _is_local_model(args, name) else TINKER}{_expand_model_path(name)}"
-        for name in args.model or []
-    ]
+    names = [f"{_find_place(args, name)}{_expand_model_path(name)}" for name in args.model or []]
     return [*names, *(args.endpoint_model or [])] or None
 
 
 def _is_local_model(args: argparse.Namespace, name: str) -> bool:
     """Return whether the embedded engine serves the model of a test's --model."""
     return args.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
+
+
+def _find_place(args: argparse.Namespace, name: str) -> str:
+    """Return the prefix that says where a test's --model is sampled."""
+    if _is_local_model(args, name):
+        return EMBEDDED
+    return TINKER
 
 
 def _is_trainable(args: argparse.Namespace, name: str) -> bool:
@@ -65,7 +69,14 @@ def format_train_command(args: argparse.Namespace) -> str:
             *profile_options,
             *model_options,
             *edit_options,
-            *(["--require-validation"] if args.profile == "embedded" else []),
+            *_list_validation_options(args),
             "--watch",
         ]
     )
+
+
+def _list_validation_options(args: argparse.Namespace) -> list[str]:
+    """Return the option that requires the test, which paid profiles require in any case."""
+    if args.profile == "embedded":
+        return ["--require-validation"]
+    return []

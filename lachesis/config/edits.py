@@ -29,6 +29,7 @@ from lachesis.base.renamed_fields import find_renamed_field
 from lachesis.base.spelling import suggest
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
+from lachesis.config.policy import LOCK_REASON, AgentPolicy, load_policy
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig, build_run_config, check_cost_limit
 from lachesis.config.schema import (
@@ -38,9 +39,9 @@ from lachesis.config.schema import (
     Locked,
     OpenAISection,
     RolloutsSection,
-    Section,
     TinkerSection,
 )
+from lachesis.config.section import Section
 
 SECTIONS: dict[str, type[Section]] = {
     "env": EnvSection,
@@ -90,12 +91,14 @@ def _make_section_schema(model: type[Section]) -> dict[str, Any]:
 class ConfigFields:
     """Hold all fields of one environment under one profile.
 
-    With `is_owner` the fields that are locked for agents only can be edited.
+    With `is_owner` the fields that are locked for agents only can be edited; an agent can edit what
+    the owner's policy leaves to it.
     """
 
     def __init__(
         self, profile: str, schema: EnvironmentSchema | None = None, *, is_owner: bool = False
     ) -> None:
+        self.policy = AgentPolicy() if is_owner else load_policy()
         self.definitions: dict[str, Any] = {}
         self.by_name: dict[str, ConfigField] = {}
         # The environment's schema, which may be narrower than ours for fields of both.
@@ -106,11 +109,14 @@ class ConfigFields:
             self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
                 lock = next((item for item in info.metadata if isinstance(item, Locked)), None)
-                if lock is None or f"{section}.{name}" in unlocked:
-                    agent_lock_reason = lock_reason = None
-                else:
-                    agent_lock_reason = lock.reason
-                    lock_reason = None if is_owner and lock.for_agents else lock.reason
+                if f"{section}.{name}" in unlocked:
+                    lock = None
+                agent_lock_reason = lock_reason = getattr(lock, "reason", None)
+                if lock and lock.for_agents:
+                    if is_owner or self.policy.allows_field(section, name):
+                        lock_reason = None
+                elif not lock and self.policy.locks_field(section, name):
+                    lock_reason = LOCK_REASON
                 field = ConfigField(
                     section,
                     name,
@@ -153,7 +159,7 @@ class ConfigFields:
                     property_schema,
                     default,
                     property_schema.get("description", ""),
-                    None,
+                    LOCK_REASON if self.policy.locks_field("env", name) else None,
                 )
 
     def find(self, name: str) -> ConfigField:
@@ -271,7 +277,7 @@ def replace_resumed_values(
     limits = dict(changes)
     steps = [limits.pop(name) for name in (STEPS_FIELD, "total_steps") if name in limits]
     if limits:
-        config = replace_limits(config, limits, hint)
+        config = replace_limits(config, limits, hint, is_owner=is_owner)
     if not steps:
         return config
     fields = ConfigFields(config.profile, is_owner=is_owner)
@@ -280,14 +286,16 @@ def replace_resumed_values(
     return config.model_copy(update={"env": env})
 
 
-def replace_limits(config: RunConfig, limits: dict[str, Any], hint: str = "") -> RunConfig:
+def replace_limits(
+    config: RunConfig, limits: dict[str, Any], hint: str = "", *, is_owner: bool = False
+) -> RunConfig:
     """Return the configuration with other limits.
 
     Raises:
         ConfigError: A field is not a limit (the message ends with `hint`), or a value is not
             allowed.
     """
-    fields = ConfigFields(config.profile)
+    fields = ConfigFields(config.profile, is_owner=is_owner)
     values = config.model_dump()
     for name, value in limits.items():
         renamed = find_renamed_field(f"limits.{name.removeprefix('limits.')}")

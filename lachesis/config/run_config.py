@@ -22,9 +22,9 @@ from lachesis.config.schema import (
     LimitsSection,
     OpenAISection,
     RolloutsSection,
-    Section,
     TinkerSection,
 )
+from lachesis.config.section import Section
 
 # The largest weight of an environment among others.
 MAX_WEIGHT = 1000

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from lachesis.base.number_types import MAX_SEED
 from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
+from lachesis.config.section import Section
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
@@ -42,14 +43,6 @@ MAX_CONTEXT = 10_000_000  # Tokens.
 MAX_SECONDS = 30 * 86_400
 
 
-class Section(BaseModel):
-    """Refuse values of the wrong type or range and unknown fields; a section cannot be changed."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
-
-
 class EnvSection(Section):
     """Fields of every Atropos environment; an environment's own fields are stored beside them."""
 
@@ -79,7 +72,7 @@ class EnvSection(Section):
     """Maximum number of batches that wait for the trainer; 1 is the most on-policy."""
     inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0, le=1e6)
     """Weight of this environment where several feed one trainer."""
-    mixture: dict[str, dict[str, Any]] = {}
+    mixture: dict[str, dict[str, Any]] = Field({})
     """Further environments of the run by name, each with its `weight` (this one has weight 1),
     `max_token_length` and fields of its own: {reverse_text: {weight: 0.5}}. All other fields of
     this section apply to every environment.
@@ -193,7 +186,7 @@ class TinkerSection(Section):
     """
     use_wandb: bool = True
     """Whether the trainer logs to W&B: online with a key, else offline into the run's folder."""
-    trackers: list[TrackerName] = []
+    trackers: list[TrackerName] = Field([])
     """Further places that metrics are logged to: tensorboard (files in the run's folder), trackio
     (a database on this machine), or wandb, which is the same as use_wandb.
     """

@@ -226,7 +226,7 @@ def make_parameters(
         "settings": format_settings(fields),
         "limits": limits or None,
         "run_id": run_id,
-        "by_agent": None if request.by_owner else True,
+        "by_agent": not request.by_owner or None,
     }
     return _redact_parameters(parameters)
 
@@ -267,7 +267,7 @@ def make_test_parameters(
             "max_tokens": options.max_tokens,
             "temperature": options.temperature,
             "settings": format_settings(set_fields),
-            "by_agent": None if request.by_owner else True,
+            "by_agent": not request.by_owner or None,
         }
     )
 

@@ -24,6 +24,7 @@ from lachesis.base.errors import (
 from lachesis.base.model_files import require_model
 from lachesis.catalog.describe import EnvironmentSchema, get_name_or_file
 from lachesis.config.edits import ConfigFields
+from lachesis.config.policy import load_policy
 from lachesis.config.profiles import PROFILES, list_missing_modules
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.fork import ForkSource
@@ -68,8 +69,11 @@ class LaunchRequest:
         """Return whether the launch is refused without a recent test that found the environment
         learnable.
         """
-        is_paid = PROFILES[self.profile].is_paid
-        return self.require_validation or (is_paid and not self.without_validation)
+        if not PROFILES[self.profile].is_paid:
+            return self.require_validation
+        if self.by_owner:
+            return not self.without_validation
+        return load_policy().require_validation
 
     def fields(self, schema: EnvironmentSchema) -> ConfigFields:
         """Return the environment's fields as this user may edit them."""

@@ -6,21 +6,24 @@ that an environment is imported once and its configuration is made once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import ConfigError, FieldValueError
+from lachesis.base.json_text import Json
 from lachesis.catalog import describe
 from lachesis.catalog.describe import EnvironmentSchema
 from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.catalog.scan import Environment
 from lachesis.config import mixture, profiles
 from lachesis.config.edits import ConfigFields
+from lachesis.config.policy import load_policy
 from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig, resolve_run_config
-from lachesis.orchestration import launch_inputs, server
+from lachesis.orchestration import agent_policy, launch_inputs, server
 from lachesis.orchestration.flow_parameters import make_parameters, make_test_parameters
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -162,6 +165,8 @@ class ResolvedTest:
 
     launch: ResolvedLaunch
     models: list[str]
+    max_cost_usd: float | None = None
+    """The most that it can cost in US dollars; None if it is free or no price is known."""
 
 
 def read_launch_fields(request: LaunchRequest, schema_timeout_s: float) -> LaunchFields:
@@ -171,9 +176,14 @@ def read_launch_fields(request: LaunchRequest, schema_timeout_s: float) -> Launc
         ConfigError: There is no such profile.
         UnknownEnvironmentError: There is no such environment.
         EnvironmentLoadError: The environment cannot be imported.
+        PolicyError: The owner's policy does not let agents use the environment or the profile.
     """
     profiles.load_profile_values(request.profile)
     environment = describe.find_environment(request.environment)
+    if not request.by_owner:
+        policy = load_policy()
+        policy.require_profile(request.profile)
+        policy.require_environments([environment.name])
     schema = describe.load_schema(environment, schema_timeout_s)
     return LaunchFields(request, environment, schema, request.fields(schema), schema_timeout_s)
 
@@ -197,6 +207,8 @@ def resolve_launch(
     if errors := launch_fields.find_validation_errors():
         reasons = "; ".join(error["message"] for error in errors)
         raise FieldValueError(f"{launch_fields.environment.name} refuses it: {reasons}")
+    if not request.by_owner:
+        config = agent_policy.restrict_run(config, store)
     return ResolvedLaunch(
         request,
         launch_fields.environment,
@@ -287,6 +299,9 @@ def resolve_test(
         model_names = _list_default_tested_models(request.profile, config)
     _check_tested_places(request.profile, model_names)
     model_names = [launch_inputs.resolve_tested_model(name, home) for name in model_names]
+    max_cost_usd = agent_policy.compute_max_test_cost(config, options, model_names)
+    if not request.by_owner:
+        agent_policy.check_test(config, options, model_names, home)
     PrefectApi()  # raises when no server is known, before anything is made
     launch = ResolvedLaunch(
         request,
@@ -295,7 +310,7 @@ def resolve_test(
         set_fields=launch_fields.list_set_fields(config),
         warnings=launch_fields.list_warnings(),
     )
-    return ResolvedTest(launch, model_names)
+    return ResolvedTest(launch, model_names, max_cost_usd)
 
 
 def _list_default_tested_models(profile: str, config: RunConfig) -> list[str]:
@@ -332,13 +347,25 @@ def create_inference_test(
     tests: InferenceTestStore, resolved: ResolvedTest, options: TestOptions
 ) -> InferenceTest:
     """Create the record of an inference test; nothing is submitted yet."""
-    environment, config = resolved.launch.environment, resolved.launch.config
-    own_values = config.env.model_extra or {}
+    config = resolved.launch.config
     values = {
         **options.model_dump(),
         "models": resolved.models,
         "num_steps": len(options.prompts or ()) or options.num_steps,
     }
+    with contextlib.ExitStack() as stack:
+        if not resolved.launch.request.by_owner:
+            # What was reserved since the test was checked counts too.
+            stack.enter_context(agent_policy.hold_spending_lock(tests.home))
+            agent_policy.check_test(config, options, resolved.models, tests.home)
+        return _create_test_record(tests, resolved, options, values)
+
+
+def _create_test_record(
+    tests: InferenceTestStore, resolved: ResolvedTest, options: TestOptions, values: Json
+) -> InferenceTest:
+    environment, config = resolved.launch.environment, resolved.launch.config
+    own_values = config.env.model_extra or {}
     return tests.create(
         InferenceRequest(
             environment=environment.name, environment_file=environment.file_path, **values
@@ -349,6 +376,7 @@ def create_inference_test(
         own_values=own_values,
         planned=gate.make_planned_run(config),
         max_token_length=config.env.max_token_length,
+        max_cost_usd=resolved.max_cost_usd,
         parameters=make_test_parameters(
             resolved.launch.request, options, environment.file_path, resolved.launch.set_fields
         ),

@@ -11,7 +11,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.config.edits import STEPS_FIELD, replace_resumed_values
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration import submit
+from lachesis.orchestration import agent_policy, submit
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import read_key_names
 from lachesis.orchestration.suspension import find_flow_run_to_resume, is_suspended, resume_flow_run
@@ -77,15 +77,22 @@ def resume_ended_run(
     if changes:
         hint = fork.advice(record, run_dir, changes)
         config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
+    if not by_owner:
+        restricted = agent_policy.restrict_run(config, store, record)
+        if restricted is not config:
+            config, changes = restricted, changes or {}
     is_new_total = any(name.endswith("total_steps") for name in changes or ())
     _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
     check_profile(record.profile, read_key_names())
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
     _require_budget(record, run_dir, config)
     PrefectApi()  # raises when no server is known, before anything is changed
-    if changes:
+    if changes is not None:
         write_private(run_dir.config, config.to_yaml())
     record_changes = _make_step_changes(record, run_dir, config) if is_new_total else {}
+    if not by_owner:
+        parameters = record_changes.get("parameters", record.parameters)
+        record_changes["parameters"] = agent_policy.mark_agent(parameters)
     return resubmit_run(store, record, auto_resumes=0, **record_changes)
 
 

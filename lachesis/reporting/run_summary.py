@@ -15,7 +15,8 @@ from typing import Any
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
-from lachesis.config.schema import INFRASTRUCTURE, Section
+from lachesis.config.schema import INFRASTRUCTURE
+from lachesis.config.section import Section
 from lachesis.reporting.status import REWARD_STEPS, compute_mean_reward, count_reward_steps
 from lachesis.runs.budgets import TOKEN_KINDS
 from lachesis.runs.evaluation_results import find_newest_result

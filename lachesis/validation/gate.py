@@ -103,10 +103,10 @@ def _find_valid_test(
 
 def _make_test_command(config: RunConfig) -> str:
     """Return the command that tests the model of the run where the run would train it."""
-    options = [] if config.profile == "embedded" else ["--profile", config.profile]
-    return shlex.join(
-        ["lachesis", "test", config.environment, *options, "--model", config.openai.model_name]
-    )
+    words = ["lachesis", "test", config.environment, "--model", config.openai.model_name]
+    if config.profile != "embedded":
+        words += ["--profile", config.profile]
+    return shlex.join(words)
 
 
 def _find_objection(test: InferenceTest, config: RunConfig, code_fingerprint: str) -> str | None:
@@ -148,8 +148,10 @@ def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str)
         return f"was made with other values of {', '.join(changed[:5])}"
     if _find_model_result(test, config) is None:
         tested_names = ", ".join(test.request.models)[:200]
-        place = "this machine" if config.profile == "embedded" else f"profile {config.profile}"
-        return f"was about {tested_names}, not about {config.openai.model_name} on {place}"
+        return (
+            f"was about {tested_names}, not about {config.openai.model_name} on profile "
+            f"{config.profile}"
+        )
     if test.max_token_length not in (None, config.env.max_token_length):
         return (
             f"was made with max_token_length {test.max_token_length}, not "

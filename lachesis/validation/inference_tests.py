@@ -94,6 +94,8 @@ class InferenceTest(BaseModel):
     """The run that this test is for."""
     max_token_length: int | None = None
     """Maximum number of tokens of a rollout in the test."""
+    max_cost_usd: float | None = None
+    """The most that it can cost in US dollars; None if it is free or no price is known."""
     chat_templates: dict[str, str] = {}
     """Digest of the chat template of each model that has one on this machine."""
     stages: list[Stage] = []
@@ -281,7 +283,9 @@ class InferenceTestStore:
 
 def make_tested_name(base_model: str, profile: str) -> str:
     """Return the name under which a test samples a model where this profile trains it."""
-    return f"{EMBEDDED if profile == 'embedded' else TINKER}{base_model}"
+    if profile == "embedded":
+        return f"{EMBEDDED}{base_model}"
+    return f"{TINKER}{base_model}"
 
 
 def get_model_name(model: str) -> str:

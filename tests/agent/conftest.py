@@ -14,6 +14,7 @@ from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 from lachesis.config import run_config as run_config
+from lachesis.orchestration import submit
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 
@@ -65,3 +66,24 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
         return record
 
     return make
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The run ids that were handed to the server, in place of a server."""
+    ids: list[str] = []
+
+    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+        ids.append(record.run_id)
+        return store.update(
+            record.run_id,
+            flow_run_id=f"flow-{record.run_id}",
+            prefect_api_url="http://127.0.0.1:9/api",
+        )
+
+    monkeypatch.setattr(submit, "submit_run", submit_run)
+    monkeypatch.setattr(
+        "lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None
+    )
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return ids

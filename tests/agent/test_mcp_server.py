@@ -179,7 +179,7 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
         assert "tml-secret-1" not in json.dumps(preview)
         assert (await ask(client, "rl_list_runs"))[0]["count"] == 0
         confirmed, failed = await ask(client, "rl_start_training", confirm=True)
-        assert (confirmed["code"], failed) == ("server_down", True), "it went on to the server"
+        assert (confirmed["code"], failed) == ("validation_missing", True), "it went on to the gate"
         wrong, failed = await ask(client, "rl_start_training", confirm="yes")
         assert (wrong["code"], failed) == ("arguments", True)
         await ask(client, "rl_select_environment", name="arithmetic")

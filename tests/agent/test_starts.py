@@ -19,27 +19,6 @@ Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 
 
-@pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The run ids that were handed to the server, in place of a server."""
-    ids: list[str] = []
-
-    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
-        ids.append(record.run_id)
-        return store.update(
-            record.run_id,
-            flow_run_id=f"flow-{record.run_id}",
-            prefect_api_url="http://127.0.0.1:9/api",
-        )
-
-    monkeypatch.setattr(submit, "submit_run", submit_run)
-    monkeypatch.setattr(
-        "lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None
-    )
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    return ids
-
-
 def test_the_same_draft_is_started_once_unless_told_otherwise(
     ask: Ask, submitted: list[str]
 ) -> None:

@@ -210,9 +210,9 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("found it too hard: nothing is right")
     assert find_forecast(tests, config, compute_fingerprint(file)) is not None
     add(model="qwen/qwen3-8b")
-    refused("was about embedded:m, not about m on this machine")
+    refused("was about embedded:m, not about m on profile embedded")
     add(model="tinker:m", planned=make_planned_run(config).model_copy(update={"profile": "tinker"}))
-    refused("not about m on this machine")
+    refused("not about m on profile embedded")
     add(max_token_length=4096)
     refused("was made with max_token_length 4096, not 128")
     assert find_forecast(tests, config, compute_fingerprint(file)) is not None

@@ -150,7 +150,9 @@ def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
     cloud = ("train", "arithmetic", "--profile", "tinker")
     assert refused(*cloud)["code"] == "model_not_found"
-    assert refused(*cloud, "--model", random_model)["code"] == "server_down"
+    assert refused(*cloud, "--model", random_model)["code"] == "validation_missing"
+    started = refused(*cloud, "--model", random_model, "--without-validation")
+    assert started["code"] == "server_down"
 
 
 def test_a_name_in_a_test_means_what_it_means_in_train(
@@ -177,7 +179,8 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
     assert asked("--model", "a/b", "--model", "tiny") == (None, ["embedded:a/b", "embedded:tiny"])
     assert asked() == (None, None)
     cloud = ("--profile", "tinker", "--model")
-    assert asked(*cloud, "qwen/qwen3-8b") == (None, ["qwen/qwen3-8b"])
+    assert asked(*cloud, "Qwen/Qwen3-8B") == ("Qwen/Qwen3-8B", ["tinker:Qwen/Qwen3-8B"])
+    assert asked(*cloud[:2], "--endpoint-model", "a/b") == (None, ["a/b"])
     assert asked(*cloud, random_model) == (None, [f"embedded:{random_model}"])
 
 

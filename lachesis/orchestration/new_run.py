@@ -1,0 +1,50 @@
+"""Create a run from a resolved launch: its record, its configuration, and its provenance."""
+
+from __future__ import annotations
+
+import contextlib
+
+from lachesis.config import mixture
+from lachesis.orchestration import agent_policy
+from lachesis.orchestration.resolved_launch import ResolvedLaunch, make_run_record
+from lachesis.runs.provenance import write_provenance
+from lachesis.runs.run_record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.validation.inference_tests import InferenceTestStore
+
+
+def create_run(
+    store: RunStore,
+    tests: InferenceTestStore,
+    launch: ResolvedLaunch,
+    run_id: str,
+    **changes: object,
+) -> RunRecord:
+    """Create a run that is not submitted; no run is left behind when this raises.
+
+    Args:
+        store: The runs of this home.
+        tests: The tests of this home, for the forecast.
+        launch: What was resolved and checked.
+        run_id: The id of the run.
+        changes: Further fields of its record.
+
+    Raises:
+        PolicyError: Meanwhile agents have reserved so much that the owner's policy does not allow
+            this run of an agent any more.
+    """
+    record = make_run_record(launch, run_id, tests).model_copy(update=changes)
+    try:
+        if launch.fork_source:
+            launch.fork_source.copy_into(store.dir(run_id))
+        with contextlib.ExitStack() as stack:
+            if not launch.request.by_owner:
+                stack.enter_context(agent_policy.hold_spending_lock(store.home))
+                agent_policy.restrict_run(launch.config, store)
+            store.create(record, launch.config.to_yaml())
+        files = mixture.list_environment_files(launch.environment, launch.config)
+        write_provenance(store.dir(run_id), files, launch.config)
+    except BaseException:
+        store.discard(record.run_id)
+        raise
+    return record
