@@ -20,7 +20,7 @@ from lachesis.config.edits import TOP_SECTION, ConfigField, describe_field, get_
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
-from lachesis.orchestration import launch_inputs, refresh, server, submit
+from lachesis.orchestration import launch_inputs, model_list, refresh, server, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.orchestration.new_run import create_run
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -153,6 +153,7 @@ class LachesisService:
         if request.needs_validation:
             files = mixture.list_environment_files(launch.environment, config)
             gate.require_validation(self.tests, config, files)
+        model_list.require_offered_model(request.profile, config.openai.model_name)
         PrefectApi()  # raises when no server is known, before anything is made
         return launch
 

@@ -26,12 +26,18 @@ from lachesis.agent import schemas
 from lachesis.agent.rest_responses import make_error_response, respond, run_tool
 from lachesis.agent.rollouts import RolloutList
 from lachesis.agent.session import AgentSession
-from lachesis.agent.tool_arguments import RolloutItem, RolloutOrder, RolloutStep
+from lachesis.agent.tool_arguments import (
+    RolloutItem,
+    RolloutOrder,
+    RolloutStep,
+    SelectedProfile,
+)
 from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.json_text import Json
 from lachesis.base.response_model import ResponseModel
+from lachesis.orchestration.model_list import ModelList
 from lachesis.reporting.run_answers import RunResults, RunStatus
 
 
@@ -222,6 +228,12 @@ def _add_environment_routes(app: FastAPI) -> None:
 
 
 def _add_draft_routes(app: FastAPI) -> None:
+    @app.get(
+        "/models", response_model=ModelList, **_describe_route("rl_list_models", "environments")
+    )
+    def models(context: RequestContext, profile: SelectedProfile = None) -> Any:
+        return run_tool("rl_list_models", context, {"profile": profile})
+
     @app.get(
         "/config",
         response_model=schemas.CurrentConfig,

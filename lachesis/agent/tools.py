@@ -7,8 +7,6 @@ use `AgentTool.run_safely`, which returns the answer as JSON and says whether it
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,10 +15,16 @@ from lachesis.agent import (
     check_jobs,
     health,
     inference_tests,
+    models,
     previews,
     rollouts,
     schedules,
     schemas,
+)
+from lachesis.agent.availability import (
+    check_rl_api_keys,
+    check_rl_python_version,
+    get_missing_keys,
 )
 from lachesis.agent.registry import (
     TOOLS,
@@ -30,7 +34,6 @@ from lachesis.agent.registry import (
     run_catching_errors,
     tool,
 )
-from lachesis.agent.session import get_default_profile
 from lachesis.agent.tool_arguments import (
     AllowDuplicate,
     AnsweringModel,
@@ -56,13 +59,21 @@ from lachesis.agent.tool_arguments import (
 )
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
-from lachesis.config.profiles import PROFILES, list_missing_keys
-from lachesis.orchestration import server
+from lachesis.orchestration.model_list import ModelList
 from lachesis.reporting.run_answers import RunResults
 from lachesis.validation.inference_tests import TestOptions
 
-__all__ = ["TOOLS", "AgentTool", "CallContext", "Json", "run_catching_errors", "to_compact_json"]
-MIN_PYTHON = (3, 11)
+__all__ = [
+    "TOOLS",
+    "AgentTool",
+    "CallContext",
+    "Json",
+    "check_rl_api_keys",
+    "check_rl_python_version",
+    "get_missing_keys",
+    "run_catching_errors",
+    "to_compact_json",
+]
 # Tools whose calls may take half a minute; a server must answer other calls meanwhile.
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
@@ -74,6 +85,16 @@ def rl_list_environments(context: CallContext) -> schemas.EnvironmentList:
     descriptions.
     """
     return context.session.list_environments()
+
+
+@tool(ToolHints(read_only=True, idempotent=True, open_world=True))
+def rl_list_models(context: CallContext, profile: SelectedProfile = None) -> ModelList:
+    """List the models that can be trained, asked of the profile's server.
+
+    Each has its context, prices, thinking, and a recommended rank and learning rate with their
+    sources. Without `profile` it is that of the draft, or the default.
+    """
+    return models.list_session_models(context.session, profile)
 
 
 @tool(ToolHints(idempotent=True))
@@ -364,29 +385,3 @@ def rl_health_check(context: CallContext) -> schemas.ServiceHealth:
     this session, and the running runs.
     """
     return health.check_health(context.session)
-
-
-def check_rl_python_version() -> bool:
-    """Return whether this Python is new enough."""
-    return sys.version_info >= MIN_PYTHON
-
-
-def get_missing_keys() -> list[str]:
-    """Return the names of the keys that the profile of $LACHESIS_PROFILE needs and that are not
-    set.
-    """
-    profile = get_default_profile()
-    if profile not in PROFILES:
-        return []
-    return [
-        key
-        for key in list_missing_keys(profile, server.read_key_names())
-        if not os.environ.get(key)
-    ]
-
-
-def check_rl_api_keys() -> bool:
-    """Return whether the tools can be offered: Python is new enough and the profile's keys are
-    set.
-    """
-    return check_rl_python_version() and not get_missing_keys()

@@ -30,6 +30,7 @@
     ├── UnsupportedModelError        unsupported_model
     ├── MissingDependencyError       missing_dependency  also ImportError
     ├── MissingKeyError              missing_key
+    ├── BillingError                 billing
     ├── ServerDownError              server_down         also ConnectionError
     ├── PortInUseError               port_in_use         also OSError
     └── StorageError                 storage             also OSError
@@ -240,6 +241,12 @@ class MissingKeyError(LachesisError):
     """A key that the profile needs is not in the environment variables."""
 
     code = "missing_key"
+
+
+class BillingError(LachesisError):
+    """The provider asks for payment before it goes on."""
+
+    code = "billing"
 
 
 class ServerDownError(LachesisError, ConnectionError):

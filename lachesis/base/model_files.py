@@ -76,6 +76,20 @@ def find_model_folder(name: str) -> Path | None:
     return find_cached_snapshot(name)
 
 
+def fetch_model_settings(name: str) -> None:
+    """Download a model's configuration and chat template from the Hub, if it is there.
+
+    Weights and vocabulary are not downloaded. Without a network nothing happens.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    for file in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        # Not every model has all of them.
+        with contextlib.suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
+            hf_hub_download(name, file, etag_timeout=HUB_TIMEOUT_S)
+
+
 def read_chat_template(name: str) -> str | None:
     """Return the chat template of a model, or None if it has none or is not on this machine."""
     folder = find_model_folder(name)

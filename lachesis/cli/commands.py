@@ -22,6 +22,7 @@ HANDLERS = {
     "mcp": "serve:handle_mcp",
     "metrics": "metrics:handle_metrics",
     "model": "environments:handle_model",
+    "models": "models:handle_models",
     "notifications": "notifications:handle_notifications",
     "open": "one_run:handle_open",
     "report": "one_run:handle_report",

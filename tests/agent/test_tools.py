@@ -31,6 +31,19 @@ def test_rl_list_environments(ask: Ask) -> None:
     assert set(arithmetic) == {"name", "class_name", "file_path", "description"}
 
 
+def test_rl_list_models(ask: Ask) -> None:
+    answer = ask("rl_list_models")
+    assert answer["profile"] == "embedded"
+    (tiny,) = answer["models"]
+    assert tiny["name"] == answer["default_model"]
+    assert tiny["price"] is None
+    recommended = tiny["recommended"]
+    assert recommended["learning_rate"] == 1.5e-3
+    assert "known to train tiny models" in recommended["learning_rate_source"]
+    refused = ask("rl_list_models", profile="tinker")
+    assert (refused["code"], refused["missing"]) == ("missing_key", ["TINKER_API_KEY"])
+
+
 def test_rl_select_environment(ask: Ask) -> None:
     answer = ask("rl_select_environment", name="arithmetic")
     assert {"message", "environment", "file_path", "config"} <= set(answer)

@@ -89,6 +89,13 @@ def add_environment_commands(add_command: AddCommand) -> None:
             "lachesis test arithmetic --steps 3",
         )
     )
+    models = add_command(
+        "models",
+        "List the models that can be trained, as the profile's server offers them now.",
+        "lachesis models --profile tinker",
+    )
+    models.add_argument("name", nargs="?", help="one of them, for all that is known about it")
+    add_profile_option(models)
     _add_model(
         add_command(
             "model",

@@ -1,0 +1,74 @@
+"""Find out from a chat template whether a model thinks before it answers, and how to switch it.
+
+Templates are programs in Jinja, and models differ in the word that their template looks for. The
+words here are those of the model families that Tinker offers (read in their published templates).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from lachesis.base.json_text import Json
+
+Thinking = Literal["on", "off"]
+# Keywords that a template compares with true and false; the first one that it uses counts.
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_EFFORTS = ("low", "medium", "high")
+# What a model that thinks writes before its answer, or the template writes for it.
+_THOUGHT_MARKS = ("<think>", "</think>", "analysis", "<|channel|>")
+# What ends a thought; the answer is what follows the last of them.
+THOUGHT_ENDS = ("</think>", "<|channel|>final<|message|>", "[/THINK]")
+
+
+@dataclass(frozen=True)
+class ThinkingSwitch:
+    """Say whether a model thinks, and which keyword of its chat template changes that."""
+
+    thinks: bool
+    keyword: str | None = None
+    values: tuple[str, ...] = ()
+    """The values of the keyword beside true and false, if it has others."""
+
+    @property
+    def can_be_off(self) -> bool:
+        """Return whether the model can answer without thinking."""
+        return not self.thinks or (self.keyword is not None and not self.values)
+
+    def describe(self) -> str:
+        """Return the switch in a few words, for a table."""
+        if not self.thinks:
+            return "does not think"
+        if self.keyword is None:
+            return "always thinks"
+        if self.values:
+            return f"{self.keyword}: {', '.join(self.values)}"
+        return "on or off"
+
+    def make_kwargs(self, thinking: Thinking) -> Json:
+        """Return the keyword arguments of the chat template for thinking on or off.
+
+        Raises:
+            ValueError: The model cannot do that.
+        """
+        if thinking == "off" and not self.thinks:
+            return {}
+        if self.keyword is None or self.values:
+            if thinking == "on" and self.thinks:
+                return {}
+            raise ValueError(
+                f"its chat template cannot switch thinking {thinking} ({self.describe()})"
+            )
+        return {self.keyword: thinking == "on"}
+
+
+def find_thinking_switch(template: str) -> ThinkingSwitch:
+    """Return what a chat template says about thinking."""
+    for keyword in _SWITCHES:
+        if re.search(rf"(?<![\w.'\"]){keyword}(?![\w'\"])", template):
+            return ThinkingSwitch(True, keyword)
+    if _EFFORT in template:
+        return ThinkingSwitch(True, _EFFORT, _EFFORTS)
+    return ThinkingSwitch(any(mark in template for mark in _THOUGHT_MARKS))
