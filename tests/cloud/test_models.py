@@ -56,8 +56,6 @@ def test_the_tool_and_the_command_list_the_same(
     shown = capsys.readouterr().out
     assert "0.195 US dollars per million prompt tokens" in shown
     assert "carried over to a width of 64 by the cookbook's rule for Qwen" in shown
-        shown.split()
-    )
 
 
 def test_a_model_that_is_not_offered_is_refused_with_what_is(
