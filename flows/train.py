@@ -65,6 +65,7 @@ def train(
     from_checkpoint: str | None = None,
     require_validation: bool = False,
     without_validation: bool = False,
+    confirmed: bool = False,
     settings: str | None = None,
     limits: RunLimits | None = None,
     run_id: str | None = None,
@@ -86,6 +87,8 @@ def train(
         require_validation: Refuse unless a recent test found the environment learnable. On paid
             profiles it is required in any case.
         without_validation: On a paid profile, do not require such a test.
+        confirmed: On a paid profile, agree to what the run costs. `lachesis train … --dry-run`
+            shows the forecast; a limit of US dollars counts as agreed too.
         settings: Further fields, one `key=value` on each line, as in `tinker.learning_rate=0.001`;
             `lachesis envs NAME` lists them.
         limits: At the first limit that is reached, the run saves a checkpoint and stops.

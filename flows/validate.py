@@ -24,6 +24,7 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.model_files import compute_template_digest
 from lachesis.base.timestamps import now_iso
+from lachesis.config.prices import find_storage_price
 from lachesis.config.run_config import RunConfig
 from lachesis.env_process.stages import STAGE_NAMES
 from lachesis.runs import leftovers
@@ -33,6 +34,7 @@ from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.trial import StageChild
 from lachesis.validation.forecast import Forecast, make_forecast
 from lachesis.validation.inference_test_results import (
+    compute_test_cost,
     make_model_result,
     make_test_result,
     measure_groups,
@@ -282,6 +284,7 @@ def _make_model_entry(
         prompts=bool(request.prompts),
         verdict=verdict,
         forecast=forecast,
+        cost_usd=compute_test_cost(model, counts, context.tests.home),
     )
     if (
         not error
@@ -331,6 +334,7 @@ def _make_forecast(
         test.planned,
         context.config.tinker.prices,
         step_seconds=pace,
+        storage_price=find_storage_price(context.tests.home),
     )
 
 

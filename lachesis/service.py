@@ -25,6 +25,7 @@ from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.orchestration.new_run import create_run
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import (
+    LaunchPreview,
     ResolvedLaunch,
     ResolvedTest,
     create_inference_test,
@@ -157,12 +158,16 @@ class LachesisService:
         PrefectApi()  # raises when no server is known, before anything is made
         return launch
 
-    def preview(self, request: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
-        """Return the configuration and the services that a start would have; nothing is written.
+    def preview_record(self, request: LaunchRequest) -> LaunchPreview:
+        """Return the record and the services that a start would have; nothing is written.
 
         The ports are free now. Keys and packages that the profile needs are not checked.
         """
-        preview = preview_launch(request, self.store, self.tests, self.schema_timeout_s)
+        return preview_launch(request, self.store, self.tests, self.schema_timeout_s)
+
+    def preview(self, request: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
+        """Return the configuration and the services that a start would have."""
+        preview = self.preview_record(request)
         return preview.launch.config, preview.plan
 
     def start(self, launch: LaunchRequest | ResolvedLaunch, run_id: str | None = None) -> RunRecord:

@@ -1,8 +1,7 @@
 """Serve the tools as an MCP server, over stdio or streamable HTTP.
 
-Over MCP, starting or stopping a run on a profile that may cost money is a preview until the call
-has `confirm=true`. The other interfaces have no such step, because programs and agents that were
-written earlier call them directly.
+Over MCP, stopping a run on a profile that may cost money is a preview until the call has
+`confirm=true`, as starting one is over every interface.
 """
 
 from __future__ import annotations

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from lachesis.agent import schemas, views
 from lachesis.agent.session import AgentSession, make_launch_request
+from lachesis.base.json_text import Json
 from lachesis.config.edits import get_editable_values
-from lachesis.config.profiles import list_missing_keys
+from lachesis.config.profiles import PROFILES, check_profile, list_missing_keys
 from lachesis.orchestration import server
+from lachesis.orchestration.confirmation import describe_cost, needs_confirmation
 from lachesis.orchestration.launch_inputs import find_model_problem
 from lachesis.runs.checkpoints import Checkpoints
+from lachesis.validation.forecast import Forecast
+
+
+def is_paid(session: AgentSession, run_id: str | None = None) -> bool:
+    """Return whether the draft, or the given run, trains where it may cost money."""
+    if run_id:
+        profile = session.service.store.load(run_id).profile
+    else:
+        profile = session.require_draft(session.session_file.read()).profile
+    if profile in PROFILES:
+        return PROFILES[profile].is_paid
+    return True
+
+
+def must_confirm(session: AgentSession, run_id: str | None = None) -> bool:
+    """Return whether a start of the draft, or a resume of the run, has to be confirmed."""
+    if run_id:
+        return is_paid(session, run_id)
+    draft = session.require_draft(session.session_file.read())
+    return needs_confirmation(draft.profile, draft.edits)
 
 
 def preview_start(session: AgentSession, start_from: str | None = None) -> schemas.StartAnswer:
@@ -17,7 +39,8 @@ def preview_start(session: AgentSession, start_from: str | None = None) -> schem
         update={"start_from": start_from}
     )
     launch = make_launch_request(draft)
-    config, plan = session.service.preview(launch)
+    preview = session.service.preview_record(launch)
+    config, plan, forecast = preview.launch.config, preview.plan, preview.record.forecast
     missing = list_missing_keys(draft.profile, server.read_key_names())
     key_problem = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
     problem = key_problem or find_model_problem(launch, config, session.service.store.home)
@@ -32,7 +55,10 @@ def preview_start(session: AgentSession, start_from: str | None = None) -> schem
         services=views.list_planned_services(plan),
         base_model=config.openai.model_name,
         next_steps=["rl_start_training()"],
-        **views.drop_empty(problem=problem and f"it cannot start: {problem}"),
+        **views.drop_empty(
+            problem=problem and f"it cannot start: {problem}",
+            forecast=Forecast.model_validate(forecast) if forecast else None,
+        ),
     )
 
 
@@ -56,3 +82,33 @@ def preview_resume(session: AgentSession, run_id: str) -> schemas.StartAnswer:
         dry_run=True,
         next_steps=[views.NEXT_STEP_CALLS["resume"].format(run=run_id)],
     )
+
+
+def ask_for_confirmation(
+    session: AgentSession, resume: str | None, start_from: str | None
+) -> schemas.StartAnswer:
+    """Return what a paid start or resume would do and cost, and how to agree to it.
+
+    Raises:
+        MissingKeyError: It could not start anyway.
+    """
+    forecast: Json | None = None
+    if resume is not None:
+        preview = preview_resume(session, resume)
+        forecast = session.service.store.load(resume).forecast
+    else:
+        draft = session.require_draft(session.session_file.read())
+        check_profile(draft.profile, server.read_key_names())
+        preview = preview_start(session, start_from)
+        if preview.forecast is not None:
+            forecast = preview.forecast.model_dump(mode="json")
+    update = {
+        "message": f"{preview.message}. Profile {preview.profile} may cost money: "
+        f"{describe_cost(forecast)}. Show this to the user",
+        "confirmation_required": True,
+        "next_steps": [
+            "ask the user; only after their yes call rl_start_training with the same arguments and "
+            "confirm=true"
+        ],
+    }
+    return preview.model_copy(update=update)

@@ -7,11 +7,17 @@ from dataclasses import replace
 from lachesis.agent import schemas
 from lachesis.agent.session import AgentSession, make_launch_request
 from lachesis.orchestration import schedules
+from lachesis.orchestration.confirmation import describe_cost
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
 
 
 def schedule_draft(
-    session: AgentSession, cron: str, timezone: str, start_from: str | None
+    session: AgentSession,
+    cron: str,
+    timezone: str,
+    start_from: str | None,
+    *,
+    confirmed: bool = False,
 ) -> schemas.ScheduleAnswer:
     """Start the draft again and again by a schedule.
 
@@ -19,7 +25,7 @@ def schedule_draft(
         LachesisError: The draft could not start now, or the schedule is not valid.
     """
     draft = session.require_draft(session.session_file.read())
-    request = make_launch_request(draft)
+    request = replace(make_launch_request(draft), confirmed=confirmed)
     if start_from not in schedules.LAST_RUN_CHECKPOINTS:
         request = replace(request, start_from=start_from)
     launch = session.service.check(request)
@@ -53,10 +59,12 @@ def remove_schedule(session: AgentSession, name: str) -> schemas.ScheduleAnswer:
 def preview_schedule(session: AgentSession, cron: str, timezone: str) -> schemas.ScheduleAnswer:
     """Return what a schedule on a profile that may cost money would do."""
     draft = session.require_draft(session.session_file.read())
+    preview = session.service.preview_record(make_launch_request(draft))
     return schemas.ScheduleAnswer(
         message=f"nothing was scheduled: {draft.environment} would be trained at {cron} "
         f"({timezone}) again and again on profile {draft.profile}, which may cost money each "
-        "time; ask the user, then call again with confirm=true",
+        f"time: {describe_cost(preview.record.forecast)}; ask the user, then call again with "
+        "confirm=true",
         schedule=None,
         confirmation_required=True,
     )

@@ -154,6 +154,8 @@ class StartAnswer(ResponseModel):
     base_model: str | None = None
     problem: str | None = None
     """Why it could not start now."""
+    forecast: Forecast | None = None
+    """Tokens, time and money of the whole run, if a test has measured them."""
     config_yaml: str | None = None
     """The whole configuration as the run's processes would read it."""
     services: list[PlannedService] | None = None
@@ -229,6 +231,8 @@ class TestedModel(ResponseModel):
     """
     forecast: Forecast | None = None
     """What a run with the draft's values would take, from measurements with this model."""
+    cost_usd: float | None = None
+    """What this test has cost, for a model at a Tinker server with a known price."""
     error: str | None = None
     """Why the test of this model is incomplete."""
 
@@ -252,6 +256,8 @@ class TestSummary(ResponseModel):
     """The verdict of the best model: learnable, too easy, too hard or broken."""
     forecast: Forecast | None = None
     """The forecast for the best model."""
+    cost_usd: float | None = None
+    """What the test of all models has cost, as far as their prices are known."""
 
 
 class TestReport(ResponseModel):

@@ -19,7 +19,7 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
 from lachesis.base.typed_values import read_env_number
-from lachesis.config.profiles import PROFILES, list_missing_keys
+from lachesis.config.profiles import list_missing_keys
 from lachesis.orchestration import server, submit
 from lachesis.orchestration.launch_inputs import describe_default_model
 from lachesis.reporting.run_answers import QueuePlace, RunResults, RunStatus
@@ -148,6 +148,7 @@ class AgentSession:
         allow_duplicate: bool = False,
         require_validation: bool = False,
         start_from: str | None = None,
+        confirmed: bool = False,
     ) -> schemas.StartAnswer:
         """Start the draft. The same draft within a minute, or the same key, returns the existing
         run.
@@ -166,7 +167,11 @@ class AgentSession:
                 state.starts.append(start)
                 self.session_file.write(state)
             try:
-                launch = replace(make_launch_request(draft), require_validation=require_validation)
+                launch = replace(
+                    make_launch_request(draft),
+                    require_validation=require_validation,
+                    confirmed=confirmed,
+                )
                 record = self.service.start(launch, start.run_id)
             except LachesisError:
                 if not is_repeated:
@@ -328,16 +333,6 @@ class AgentSession:
             ],
             **views.drop_empty(problems=scan.problems, clashes=scan.clashes),
         )
-
-    def is_paid(self, run_id: str | None = None) -> bool:
-        """Return whether the draft, or the given run, trains where it may cost money."""
-        if run_id:
-            profile = self.service.store.load(run_id).profile
-        else:
-            profile = self.require_draft(self.session_file.read()).profile
-        if profile in PROFILES:
-            return PROFILES[profile].is_paid
-        return True
 
 
 def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:

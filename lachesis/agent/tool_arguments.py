@@ -123,6 +123,16 @@ AllowDuplicate = Annotated[
 ]
 
 
+Confirm = Annotated[
+    bool,
+    Field(
+        strict=True,
+        description="On a profile that may cost money, nothing is done without it and the answer "
+        "is a preview; a draft with max_cost_usd needs none",
+    ),
+]
+
+
 RequireValidation = Annotated[
     bool,
     Field(

@@ -37,6 +37,7 @@ from lachesis.agent.registry import (
 from lachesis.agent.tool_arguments import (
     AllowDuplicate,
     AnsweringModel,
+    Confirm,
     CreateFile,
     Cron,
     IdempotencyKey,
@@ -141,28 +142,7 @@ def rl_edit_config(
     return context.session.edit(field, value)
 
 
-def _preview_start(
-    context: CallContext, *, dry_run: bool, resume: str | None, start_from: str | None, **_: Any
-) -> schemas.StartAnswer | None:
-    if dry_run or not context.session.is_paid(resume):
-        return None
-    if resume is not None:
-        preview = previews.preview_resume(context.session, resume)
-    else:
-        preview = previews.preview_start(context.session, start_from)
-    update = {
-        "message": f"{preview.message}. Profile {preview.profile} may cost money: show this "
-        "to the user",
-        "confirmation_required": True,
-        "next_steps": [
-            "ask the user; only after their yes call rl_start_training with the same arguments and "
-            "confirm=true"
-        ],
-    }
-    return preview.model_copy(update=update)
-
-
-@tool(ToolHints(open_world=True), preview=_preview_start)
+@tool(ToolHints(open_world=True))
 def rl_start_training(
     context: CallContext,
     dry_run: Annotated[
@@ -174,6 +154,7 @@ def rl_start_training(
     require_validation: RequireValidation = False,
     start_from: StartFrom = None,
     limits: NewLimits = None,
+    confirm: Confirm = False,
 ) -> schemas.StartAnswer:
     """Start a training run from the draft and return its run id at once; training continues without
     the agent.
@@ -197,6 +178,8 @@ def rl_start_training(
         if resume is None:
             return previews.preview_start(context.session, start_from)
         return previews.preview_resume(context.session, resume)
+    if not confirm and previews.must_confirm(context.session, resume):
+        return previews.ask_for_confirmation(context.session, resume, start_from)
     if resume is not None:
         return context.session.resume(resume, limits)
     return context.session.start(
@@ -204,24 +187,18 @@ def rl_start_training(
         allow_duplicate=allow_duplicate,
         require_validation=require_validation,
         start_from=start_from,
+        confirmed=confirm,
     )
 
 
-def _preview_schedule(
-    context: CallContext, *, cron: str | None, timezone: str, **_: Any
-) -> schemas.ScheduleAnswer | None:
-    if cron is not None and context.session.is_paid():
-        return schedules.preview_schedule(context.session, cron, timezone)
-    return None
-
-
-@tool(ToolHints(open_world=True), preview=_preview_schedule)
+@tool(ToolHints(open_world=True))
 def rl_schedule_training(
     context: CallContext,
     cron: Cron = None,
     timezone: TimeZone = "UTC",
     start_from: ScheduledFrom = None,
     remove: RemovedSchedule = None,
+    confirm: Confirm = False,
 ) -> schemas.ScheduleAnswer:
     """Start the draft again and again at the times of a cron line, or remove such a schedule.
 
@@ -231,7 +208,11 @@ def rl_schedule_training(
         raise ArgumentsError("give either cron, to make a schedule, or remove, to remove one")
     if remove is not None:
         return schedules.remove_schedule(context.session, remove)
-    return schedules.schedule_draft(context.session, cron or "", timezone, start_from)
+    if not confirm and previews.must_confirm(context.session):
+        return schedules.preview_schedule(context.session, cron or "", timezone)
+    return schedules.schedule_draft(
+        context.session, cron or "", timezone, start_from, confirmed=confirm
+    )
 
 
 @tool(READ_ONLY_HINTS)
@@ -255,7 +236,7 @@ def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedS
 
 def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | None:
     record = context.session.service.get_run(run_id)
-    if record.has_ended or not context.session.is_paid(run_id):
+    if record.has_ended or not previews.is_paid(context.session, run_id):
         return None
     return schemas.StopAnswer(
         message=f"nothing was stopped: run {run_id} of {record.environment} is {record.status} on "

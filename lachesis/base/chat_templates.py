@@ -66,6 +66,7 @@ class ThinkingSwitch:
 
 def find_thinking_switch(template: str) -> ThinkingSwitch:
     """Return what a chat template says about thinking."""
+    # A name in quotes or after a dot is no variable of the template.
     for keyword in _SWITCHES:
         if re.search(rf"(?<![\w.'\"]){keyword}(?![\w'\"])", template):
             return ThinkingSwitch(True, keyword)

@@ -19,6 +19,7 @@
     │   ├── RunStateError            run_state
     │   ├── RunSkippedError          run_skipped
     │   ├── ValidationMissingError   validation_missing
+    │   ├── ConfirmationError        confirmation
     │   ├── ProcessExitedError       process_exited
     │   ├── HealthTimeoutError       health_timeout      also TimeoutError
     │   └── InvalidGroupsError       invalid_groups
@@ -172,6 +173,12 @@ class ValidationMissingError(RunError):
     """The run requires a recent successful validation of its environment, and there is none."""
 
     code = "validation_missing"
+
+
+class ConfirmationError(RunError):
+    """A run would cost money, and its user has not agreed to that."""
+
+    code = "confirmation"
 
 
 class ProcessExitedError(RunError):

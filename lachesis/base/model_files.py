@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from lachesis.base.errors import ModelNotFoundError, shorten
+from lachesis.base.json_text import Json
 
 HUB_TIMEOUT_S = 4.0
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -88,6 +89,19 @@ def fetch_model_settings(name: str) -> None:
         # Not every model has all of them.
         with contextlib.suppress(HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
             hf_hub_download(name, file, etag_timeout=HUB_TIMEOUT_S)
+
+
+def read_model_settings(name: str) -> Json:
+    """Return a model's configuration (`config.json`, those of its text part first), or nothing if
+    it is not on this machine.
+    """
+    folder = find_model_folder(name)
+    if folder is not None:
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                return {**content, **(content.get("text_config") or {})}
+    return {}
 
 
 def read_chat_template(name: str) -> str | None:

@@ -57,6 +57,12 @@ def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:
             f"the Tinker server at {url} does not answer: {reason}; check the network, and "
             "TINKER_BASE_URL if you have set it"
         ) from error
+    _check_status(response, url, path)
+    return _read_json(response, url)
+
+
+def _check_status(response: httpx.Response, url: str, path: str) -> None:
+    # The server says 403 for a key that may not do this, so another key helps there too.
     if response.status_code in (401, 402, 403):
         raise make_access_error(response.status_code, _read_detail(response), url)
     if response.is_error:
@@ -64,6 +70,9 @@ def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:
             f"the Tinker server at {url} answers {path} with HTTP {response.status_code}: "
             f"{_read_detail(response)}"
         )
+
+
+def _read_json(response: httpx.Response, url: str) -> Json:
     try:
         content = response.json() if response.content else {}
     except ValueError as error:

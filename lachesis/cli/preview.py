@@ -15,6 +15,7 @@ from lachesis.cli.layout import make_lines, make_pairs_table
 from lachesis.cli.show_tests import format_forecast
 from lachesis.config.profiles import PROFILES, list_missing_keys
 from lachesis.orchestration import server
+from lachesis.orchestration.confirmation import describe_cost
 from lachesis.orchestration.launch_inputs import LaunchRequest, find_model_problem
 from lachesis.orchestration.resolved_launch import preview_launch
 from lachesis.reporting.run_summary import get_model_name
@@ -92,6 +93,8 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
 
 def _describe_forecast(answer: Json) -> str:
     if answer["forecast"]:
+        if PROFILES[answer["profile"]].is_paid:
+            return describe_cost(answer["forecast"])
         return f"{format_forecast(answer['forecast'])} ({answer['forecast']['basis']})"
     return f"none yet; `lachesis test {answer['environment']}` measures what one needs"
 

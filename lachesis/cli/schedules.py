@@ -11,13 +11,14 @@ from rich.text import Text
 
 from lachesis.cli.console import format_local_time, print_answer
 from lachesis.cli.launch_options import read_launch_request
-from lachesis.cli.train import show_warnings
+from lachesis.cli.train import confirm_cost, show_warnings
 from lachesis.orchestration import schedules
+from lachesis.orchestration.confirmation import require_confirmation
 from lachesis.orchestration.flow_parameters import make_scheduled_parameters
 from lachesis.service import LachesisService
 
 
-def handle_schedule(args: argparse.Namespace) -> None:
+def handle_schedule(args: argparse.Namespace) -> int:
     """Check a launch and create a schedule that starts it."""
     service = LachesisService()
     request = read_launch_request(args, service)
@@ -25,6 +26,12 @@ def handle_schedule(args: argparse.Namespace) -> None:
         request = replace(request, start_from=None)
     launch = service.check(request)
     show_warnings(launch)
+    confirmed = confirm_cost(args, service, launch)
+    if confirmed is None:
+        print_answer(args, {"schedule": None}, "nothing was scheduled")
+        return 1
+    request = confirmed.request
+    require_confirmation(confirmed, None)
     parameters = make_scheduled_parameters(
         request, launch.environment.file_path, launch.set_fields, args.start_from
     )
@@ -40,6 +47,7 @@ def handle_schedule(args: argparse.Namespace) -> None:
         f"serve` runs;\n`lachesis schedules` lists it, `lachesis unschedule {name}` removes it"
     )
     print_answer(args, answer, text)
+    return 0
 
 
 def handle_schedules(args: argparse.Namespace) -> None:

@@ -43,6 +43,8 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
     summary = test.result["summary"]
     if summary.get("forecast"):
         rows.append(("forecast", format_forecast(summary["forecast"])))
+    if (cost := summary.get("cost_usd")) is not None:
+        rows.append(("cost", f"{cost:.2g} US dollars for this test"))
     rows.append(("files", Text(summary["output_directory"], style="dim")))
     if summary.get("verdict") == "learnable":
         rows.append(("next", f"`{next_command}`"))

@@ -19,15 +19,7 @@ from lachesis.validation.inference_tests import InferenceTest, TestOptions
 
 def handle_test(args: argparse.Namespace) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
-    service = LachesisService()
-    prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
-    options = TestOptions(
-        num_steps=args.steps,
-        group_size=args.group_size,
-        models=list_tested_models(args),
-        prompts=args.prompt,
-        **prompt_options,
-    )
+    service, options = LachesisService(), _read_options(args)
     launch = LaunchRequest(
         register_environment(args.environment),
         args.profile,
@@ -42,6 +34,8 @@ def handle_test(args: argparse.Namespace) -> int:
             f"{error}; a model at an endpoint is named with --endpoint-model NAME"
         ) from error
     show_warnings(resolved.launch)
+    if resolved.max_cost_usd is not None:
+        console.print_note(f"the test costs at most {resolved.max_cost_usd:.2g} US dollars")
     prepare_model(args, service, resolved.launch)
     test = _wait_for_test(args, service, service.start_test(resolved, options))
     print_answer(
@@ -52,6 +46,17 @@ def handle_test(args: argparse.Namespace) -> int:
     if (test.result or {}).get("summary", {}).get("environment_working"):
         return 0
     return 1
+
+
+def _read_options(args: argparse.Namespace) -> TestOptions:
+    prompt_options = {"max_tokens": 256, "temperature": 1.0} if args.prompt else {}
+    return TestOptions(
+        num_steps=args.steps,
+        group_size=args.group_size,
+        models=list_tested_models(args),
+        prompts=args.prompt,
+        **prompt_options,
+    )
 
 
 def _wait_for_test(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import replace
 
 from lachesis.cli import console, show_runs, watch
 from lachesis.cli.background_server import check_with_server
@@ -11,8 +13,9 @@ from lachesis.cli.launch_options import read_launch_request
 from lachesis.cli.preview import show_preview
 from lachesis.config.edits import parse_assignment
 from lachesis.orchestration import submit
+from lachesis.orchestration.confirmation import describe_cost, needs_confirmation
 from lachesis.orchestration.launch_inputs import describe_default_model
-from lachesis.orchestration.resolved_launch import ResolvedLaunch
+from lachesis.orchestration.resolved_launch import ResolvedLaunch, make_run_record
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService
@@ -28,7 +31,35 @@ def handle_train(args: argparse.Namespace) -> int:
     resolved = check_with_server(args, service, lambda: service.check(launch))
     show_warnings(resolved)
     prepare_model(args, service, resolved)
-    return _follow_run(args, service, service.start(resolved))
+    confirmed = confirm_cost(args, service, resolved)
+    if confirmed is None:
+        print_answer(args, {"started": False}, "nothing was started")
+        return 1
+    return _follow_run(args, service, service.start(confirmed))
+
+
+def confirm_cost(
+    args: argparse.Namespace, service: LachesisService, launch: ResolvedLaunch
+) -> ResolvedLaunch | None:
+    """Return the launch with its user's yes to what it costs, or None if the user says no.
+
+    A free launch, and one whose money is limited, is returned as it is. Where nobody can answer, an
+    unconfirmed one is refused when it is started.
+    """
+    request = launch.request
+    if not needs_confirmation(request.profile, launch.set_fields):
+        return launch
+    forecast = make_run_record(launch, "RUN_ID", service.tests).forecast
+    if not args.yes:
+        # Nobody can answer, so the start itself refuses, with the forecast.
+        if args.json or not sys.stdin.isatty():
+            return launch
+        console.print_note(f"{launch.environment.name} on profile {request.profile}:")
+        for sentence in describe_cost(forecast).split("; "):
+            console.print_note(f"  {sentence}")
+        if input("Start this run? [y/N] ").strip().lower() not in ("y", "yes"):
+            return None
+    return replace(launch, request=replace(request, confirmed=True))
 
 
 def show_warnings(launch: ResolvedLaunch) -> None:

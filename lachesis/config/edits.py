@@ -109,6 +109,7 @@ class ConfigFields:
             self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
                 lock = next((item for item in info.metadata if isinstance(item, Locked)), None)
+                # A profile that costs nothing leaves some fields open that others lock.
                 if f"{section}.{name}" in unlocked:
                     lock = None
                 agent_lock_reason = lock_reason = getattr(lock, "reason", None)

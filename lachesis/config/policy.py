@@ -84,6 +84,7 @@ def load_policy(home: Path | None = None) -> AgentPolicy:
         ConfigError: The file cannot be read or has another form.
     """
     file = (home or paths.home()) / FILE_NAME
+    # Read at each call, so that what the owner changes counts at once.
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

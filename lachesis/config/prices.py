@@ -73,6 +73,15 @@ def find_prices(model: str, home: Path | None = None) -> Prices | None:
     return None
 
 
+def find_storage_price(home: Path | None = None) -> float | None:
+    """Return the US dollars per gigabyte and month of a kept checkpoint, if a table has them."""
+    for file in _list_price_files(home):
+        price = _read_table(file).get("storage_usd_per_gb_month")
+        if isinstance(price, int | float) and not isinstance(price, bool) and price >= 0:
+            return float(price)
+    return None
+
+
 def _list_price_files(home: Path | None) -> list[Path]:
     candidates = [(home or paths.home()) / "prices.yaml"]
     # Without the project's folder there is only the operator's own table.
@@ -82,13 +91,22 @@ def _list_price_files(home: Path | None) -> list[Path]:
 
 
 def _read_price_file(file: Path) -> dict[str, Any]:
+    return dict(_read_table(file).get("models") or {})
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    """Return the content of a price table.
+
+    Raises:
+        ConfigError: It has the wrong form.
+    """
     try:
-        models = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("models") or {}
-        if not isinstance(models, dict):
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        if not isinstance(content.get("models") or {}, dict):
             raise ValueError("`models` is not a mapping")
     except (OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file} must have the form models: {{NAME: {{prefill, sample, train, dated}}}}: "
             f"{error}"
         ) from error
-    return models
+    return dict(content)

@@ -53,6 +53,7 @@ def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None =
     policy.require_profile(config.profile)
     policy.require_environments(config.build_environment_configs())
     policy.require_model(config.openai.model_name)
+    # Free runs cost nothing, however long they take.
     if not PROFILES[config.profile].is_paid or not policy.limits_cost:
         return config
     spent = _compute_spent(store, resumed) if resumed else 0.0
@@ -82,8 +83,14 @@ def check_test(
     for model in models:
         policy.require_model(get_model_name(model))
     max_cost_usd = compute_max_test_cost(config, options, models)
-    if not policy.limits_cost:
-        return max_cost_usd
+    if policy.limits_cost:
+        _require_known_endpoints(policy, models)
+        if any(model.startswith(TINKER) for model in models):
+            _require_test_money(policy, config, RunStore(store_home), max_cost_usd)
+    return max_cost_usd
+
+
+def _require_known_endpoints(policy: AgentPolicy, models: list[str]) -> None:
     for model in models:
         # What an endpoint costs is not known here, so the owner has to name such a model.
         if not model.startswith((EMBEDDED, TINKER)) and policy.models is None:
@@ -92,21 +99,23 @@ def check_test(
                 f"{FILE_NAME} limits what agents spend; allowed: models that it lists, "
                 "`embedded:NAME`, `tinker:NAME`"
             )
-    if any(model.startswith(TINKER) for model in models):
-        if max_cost_usd is None:
-            raise ConfigError(
-                f"no price of {config.openai.model_name} is known, and the owner's {FILE_NAME} "
-                "limits what agents spend; the owner adds it to $LACHESIS_HOME/prices.yaml"
-            )
-        allowed, reason = _find_allowed_cost(policy, RunStore(store_home))
-        if max_cost_usd > allowed:
-            raise PolicyError(
-                f"the test may cost up to {max_cost_usd:.4g} US dollars; allowed for agents: at "
-                f"most {allowed:.4g}, {reason}; fewer groups or a smaller max_token_length cost "
-                "less",
-                allowed_usd=allowed,
-            )
-    return max_cost_usd
+
+
+def _require_test_money(
+    policy: AgentPolicy, config: RunConfig, store: RunStore, max_cost_usd: float | None
+) -> None:
+    if max_cost_usd is None:
+        raise ConfigError(
+            f"no price of {config.openai.model_name} is known, and the owner's {FILE_NAME} "
+            "limits what agents spend; the owner adds it to $LACHESIS_HOME/prices.yaml"
+        )
+    allowed, reason = _find_allowed_cost(policy, store)
+    if max_cost_usd > allowed:
+        raise PolicyError(
+            f"the test may cost up to {max_cost_usd:.4g} US dollars; allowed for agents: at most "
+            f"{allowed:.4g}, {reason}; fewer groups or a smaller max_token_length cost less",
+            allowed_usd=allowed,
+        )
 
 
 def compute_max_test_cost(
@@ -196,6 +205,7 @@ def _compute_spent(store: RunStore, record: RunRecord) -> float:
 
 def _get_run_cost(store: RunStore, record: RunRecord) -> float:
     spent = _compute_spent(store, record)
+    # A run that goes on may use all that it is allowed.
     if record.has_ended:
         return spent
     with contextlib.suppress(ConfigError):

@@ -61,6 +61,7 @@ class TrainingParameters(BaseModel):
     from_checkpoint: str | None = Field(None, min_length=1, max_length=100)
     require_validation: bool = False
     without_validation: bool = False
+    confirmed: bool = False
     settings: str | None = Field(None, max_length=100_000)
     limits: RunLimits | None = None
     run_id: str | None = Field(None, pattern=RUN_ID_PATTERN)
@@ -86,6 +87,7 @@ class TrainingParameters(BaseModel):
             self.seed,
             self.require_validation,
             self.without_validation,
+            self.confirmed,
             by_owner=not self.by_agent,
             start_from=self.from_checkpoint,
             name=self.name,
@@ -243,6 +245,8 @@ def make_scheduled_parameters(
     """
     parameters = make_parameters(request, environment_file, set_fields, run_id="")
     del parameters["run_id"]
+    if request.confirmed:  # A single run is confirmed anew when it is copied in Prefect.
+        parameters["confirmed"] = True
     if from_checkpoint is not None:
         parameters["from_checkpoint"] = from_checkpoint
     return parameters

@@ -51,6 +51,8 @@ class LaunchRequest:
     """Whether a free launch too needs a recent test that found the environment learnable."""
     without_validation: bool = False
     """Whether a paid launch may begin without such a test."""
+    confirmed: bool = False
+    """Whether the user of a paid launch has agreed to what it costs."""
     start_from: str | None = None
     """RUN or RUN@STEP, the checkpoint that the run starts from; see `lachesis.runs.fork`."""
     by_owner: bool = False

@@ -7,8 +7,6 @@ model's own files: those on this machine, or for one model those on the Hub.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from pathlib import Path
 
@@ -18,8 +16,8 @@ from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.json_text import Json
 from lachesis.base.model_files import (
     fetch_model_settings,
-    find_model_folder,
     read_chat_template,
+    read_model_settings,
 )
 from lachesis.base.response_model import ResponseModel
 from lachesis.base.spelling import suggest
@@ -116,6 +114,8 @@ def require_offered_model(profile: str, model: str) -> None:
         MissingKeyError: The key is refused.
         ServerDownError: The server does not answer.
     """
+    # A shell without the key may start a run of a launcher that has it; the trainer meets the
+    # server's refusal then.
     if not PROFILES[profile].is_paid or not os.environ.get(KEY_NAME):
         return
     entries = ask_offered_models(profile)
@@ -132,7 +132,7 @@ def require_offered_model(profile: str, model: str) -> None:
 
 def describe_model(name: str, home: Path, entry: Json | None = None) -> OfferedModel:
     """Return what is known about a model on this machine and from its server's entry."""
-    settings, template = _read_settings(name), read_chat_template(name)
+    settings, template = read_model_settings(name), read_chat_template(name)
     has_files = bool(settings) or template is not None
     context = (entry or {}).get("max_context_length") or settings.get("max_position_embeddings")
     switch = _find_switch(template, has_files=has_files)
@@ -161,12 +161,13 @@ def fetch_and_describe(name: str, profile: str, home: Path) -> OfferedModel:
         entry = next(entry for entry in entries if entry["model_name"] == name)
     else:
         name = launch_inputs.resolve_model(name, home)
-    if not _read_settings(name):
+    if not read_model_settings(name):
         fetch_model_settings(name)
     return describe_model(name, home, entry)
 
 
 def _recommend(name: str, settings: Json) -> Recommendation:
+    # The rule between widths was measured on models a thousand times as large.
     if Path(name).name.startswith("tiny-"):
         rate = load_profile_values("embedded")["tinker"]["learning_rate"]
         source = "the value of profile embedded, which is known to train tiny models"
@@ -180,17 +181,6 @@ def _list_taught_models(home: Path) -> list[Path]:
     return sorted(folder for folder in folders if (folder / "config.json").is_file())
 
 
-def _read_settings(name: str) -> Json:
-    """Return the model's configuration, or nothing if it is not on this machine."""
-    folder = find_model_folder(name)
-    if folder is not None:
-        with contextlib.suppress(OSError, ValueError):
-            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            if isinstance(content, dict):
-                return {**content, **(content.get("text_config") or {})}
-    return {}
-
-
 def _read_width(settings: Json) -> int | None:
     width = settings.get("hidden_size")
     return width if isinstance(width, int) and width > 0 else None
@@ -199,6 +189,7 @@ def _read_width(settings: Json) -> int | None:
 def _find_switch(template: str | None, *, has_files: bool) -> ThinkingSwitch | None:
     if template is not None:
         return find_thinking_switch(template)
+    # A base model without a template is given plain text, and does not think by itself.
     if has_files:
         return ThinkingSwitch(False)
     return None

@@ -6,6 +6,7 @@ import contextlib
 
 from lachesis.config import mixture
 from lachesis.orchestration import agent_policy
+from lachesis.orchestration.confirmation import require_confirmation
 from lachesis.orchestration.resolved_launch import ResolvedLaunch, make_run_record
 from lachesis.runs.provenance import write_provenance
 from lachesis.runs.run_record import RunRecord
@@ -30,13 +31,16 @@ def create_run(
         changes: Further fields of its record.
 
     Raises:
+        ConfirmationError: The run costs money, and its user has not agreed to that.
         PolicyError: Meanwhile agents have reserved so much that the owner's policy does not allow
             this run of an agent any more.
     """
     record = make_run_record(launch, run_id, tests).model_copy(update=changes)
+    require_confirmation(launch, record.forecast)
     try:
         if launch.fork_source:
             launch.fork_source.copy_into(store.dir(run_id))
+        # Two agents at once must not both get the last of the day's money.
         with contextlib.ExitStack() as stack:
             if not launch.request.by_owner:
                 stack.enter_context(agent_policy.hold_spending_lock(store.home))

@@ -317,6 +317,7 @@ def _list_default_tested_models(profile: str, config: RunConfig) -> list[str]:
     """Return the model that would be trained; without a key to sample it, the endpoint's default
     models if there is a key for these.
     """
+    # An agent with a key of OpenRouter alone could test before Tinker was asked.
     key_names = server.read_key_names()
     if profiles.list_missing_keys(profile, key_names) and profiles.has_endpoint_key(key_names):
         return [name for name, _, _ in DEFAULT_MODELS]

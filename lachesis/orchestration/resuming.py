@@ -77,6 +77,7 @@ def resume_ended_run(
     if changes:
         hint = fork.advice(record, run_dir, changes)
         config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
+    # An agent may not go on with more money than the owner's policy leaves to it.
     if not by_owner:
         restricted = agent_policy.restrict_run(config, store, record)
         if restricted is not config:

@@ -217,6 +217,7 @@ async def _create_trainer(
     from lachesis.trainer.state import TrainerState
 
     state = TrainerState()
+    policy.usage = state.usage
     checkpoint_manager = CheckpointManager(
         policy,
         checkpoints,

@@ -209,7 +209,7 @@ class CheckpointManager:
         try:
             async with asyncio.timeout(SERVER_TIMEOUT_S):
                 requests = (
-                    sampler.compute_logprobs_async(tinker.ModelInput.from_ints(tokens))
+                    self.policy.request_logprobs(sampler, tinker.ModelInput.from_ints(tokens))
                     for tokens in self._probe_tokens
                 )
                 logprob_lists = await asyncio.gather(*requests)

@@ -356,7 +356,7 @@ class EvaluationScheduler:
         round_.updates += 1
         if round_.updates % UPDATES_PER_KEEPALIVE:
             return
-        self.usage.prefill += 1
+        self.usage.record_logprob_request(1)
         task = asyncio.ensure_future(
             round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0]))
         )

@@ -112,6 +112,7 @@ class Inference:
     async def compute_logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
         """Return the log-probability of each token, None for the first."""
         prompt = tinker.ModelInput.from_ints(ids)
+        self.usage.record_logprob_request(len(ids))
         return list(
             await cancel_on_disconnect(
                 request, self.get_sampling_client(request).compute_logprobs_async(prompt)

@@ -203,6 +203,7 @@ class Trainer:
         groups = await self.rollout_client.next_batch(step)
         recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
         self.state.usage.prefill += recomputed.num_tokens
+        self.state.usage.sampled += recomputed.num_rollouts
         try:
             batch = await asyncio.to_thread(
                 to_batch, groups, self.batch_settings, recomputed.refusal_reasons
@@ -278,7 +279,6 @@ class Trainer:
         if not coefficient or not batch.datums:
             return {}
         base_logprobs_D = await self.policy.compute_base_logprobs(batch)
-        self.state.usage.prefill += sum(len(datum.tokens) for datum in batch.datums)
         return {"kl/base": add_kl_penalty(batch, base_logprobs_D, coefficient, self.batch_settings)}
 
     def _begin_evaluations(self) -> None:

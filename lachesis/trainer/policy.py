@@ -24,6 +24,7 @@ from lachesis.trainer.batch import Batch
 from lachesis.trainer.sdk_data import make_datum, to_data, to_prompts, to_sft_data
 from lachesis.trainer.sft_examples import SftExample
 from lachesis.trainer.training_metrics import RATIO_BOUNDS, compute_loss_metrics
+from lachesis.trainer.usage import Usage
 
 log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
@@ -49,6 +50,8 @@ class Policy:
         self.base_sampler: tinker.SamplingClient | None = None
         # Number of updates that `train` has made.
         self.num_updates = 0
+        # Counts what the requests of this object cost; the trainer sets the run's own.
+        self.usage = Usage()
         # Whether an update has begun whose outcome is unknown, also after an error during it.
         self.is_update_under_way = False
         self._rest_client: tinker.RestClient | None = None
@@ -223,15 +226,23 @@ class Policy:
         assert self.base_sampler is not None
         prompts = await asyncio.to_thread(to_prompts, batch)
         logprob_lists = await asyncio.gather(
-            *(self.base_sampler.compute_logprobs_async(prompt) for prompt in prompts)
+            *(self.request_logprobs(self.base_sampler, prompt) for prompt in prompts)
         )
         return [
             np.asarray(logprobs[1:], np.float64)[datum.loss_mask]
             for logprobs, datum in zip(logprob_lists, batch.datums, strict=True)
         ]
 
+    async def request_logprobs(
+        self, sampler: tinker.SamplingClient, prompt: tinker.ModelInput
+    ) -> list[float | None]:
+        """Return the log-probability of each token of a text, None for the first, and count it."""
+        self.usage.record_logprob_request(prompt.length)
+        return list(await sampler.compute_logprobs_async(prompt))
+
     async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
         """Return the log-probability of each token except the first under the model in training."""
+        self.usage.prefill += len(tokens) - 1
         datum = make_datum(
             np.asarray(tokens[:-1]),
             targets=np.asarray(tokens[1:]),

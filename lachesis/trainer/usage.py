@@ -70,6 +70,14 @@ class Usage:
         self.prefill += prompt_tokens
         self.sampled += sampled_tokens
 
+    def record_logprob_request(self, num_tokens: int) -> None:
+        """Count the tokens of a request for the log-probabilities of a text.
+
+        Servers sample one token after the text, which is paid for and not used.
+        """
+        self.prefill += num_tokens
+        self.sampled += 1
+
     def find_staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
         """Return how many updates ago a sequence was sampled, or None if it was not sampled here
         unchanged.

@@ -176,7 +176,7 @@ class WeightSyncCheck:
         try:
             async with asyncio.timeout(COMPARE_TIMEOUT_S):
                 sampler_logprobs, trainer_logprobs = await asyncio.gather(
-                    _compute_logprobs(self.policy.sampler, prompt),
+                    self.policy.request_logprobs(self.policy.sampler, prompt),
                     self.policy.compute_logprobs(self._text_tokens),
                 )
             return WeightSample(np.asarray(sampler_logprobs[1:], np.float64), trainer_logprobs)
@@ -195,7 +195,7 @@ class WeightSyncCheck:
         ):
             prompt = tinker.ModelInput.from_ints(self._text_tokens)
             self._sampler_task = asyncio.ensure_future(
-                _compute_logprobs(self.policy.sampler, prompt)
+                self.policy.request_logprobs(self.policy.sampler, prompt)
             )
 
     async def finish_change_measurement(self) -> float | None:
@@ -232,12 +232,6 @@ class WeightSyncCheck:
 
 def _mean_abs_difference(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(first - second).mean())
-
-
-async def _compute_logprobs(
-    sampler: tinker.SamplingClient, prompt: tinker.ModelInput
-) -> list[float | None]:
-    return list(await sampler.compute_logprobs_async(prompt))
 
 
 def select_probe_tokens(groups: list[ScoredGroup]) -> list[list[int]]:

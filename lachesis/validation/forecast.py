@@ -10,7 +10,8 @@ A range is the mean plus and minus two standard errors over the groups, at least
 because a test has few groups and lengths change while a model learns. Held-out evaluations are
 sampled and not trained on: their tokens are answers per evaluation x evaluations x tokens per
 answer. They are included if the environment says how many answers an evaluation has, and take no
-time of a step.
+time of a step. With a KL penalty every rollout is trained on, and the base model reads it once
+more. Kept checkpoints are paid for by the month, beside the run.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class PlannedRun(BaseModel):
     """Number of held-out evaluations, including those before and after training."""
     evaluation_answers: int | None = None
     """Number of answers of one evaluation; null if it is not known."""
+    has_kl_penalty: bool = False
+    kept_checkpoints: int = 0
+    """Number of checkpoints that are left when the run has ended."""
+    checkpoint_gb: float | None = None
+    """Gigabytes of one checkpoint; null if the sizes of the model's layers are not known."""
 
     @property
     def num_evaluation_answers(self) -> int:
@@ -91,6 +97,14 @@ class Forecast(BaseModel):
     """All tokens together: prefill, sampled and trained."""
     hours: Range
     cost_usd: Range | None
+    """Everything but the storage of checkpoints."""
+    evaluation_cost_usd: Range | None = None
+    """The part of `cost_usd` for held-out evaluations."""
+    sequence_tokens: float = 0.0
+    """Tokens of a whole rollout, prompt and answer."""
+    storage_gb: float | None = None
+    """Gigabytes of the checkpoints that are left; null if that is not known."""
+    storage_usd_per_month: float | None = None
     basis: str
     """What the forecast is based on."""
 
@@ -124,16 +138,14 @@ def _estimate_tokens_per_rollout(
     signal_share = (
         sum(group.rollouts for group in measured_groups if group.has_signal) / num_rollouts
     )
+    if planned.has_kl_penalty:
+        signal_share = 1.0
     width = _compute_relative_width(
         [(group.prefill + group.sampled) / group.rollouts for group in measured_groups]
     )
-    sequence_length = (
-        sum(
-            group.prefill * group.completions_per_prompt + group.sampled
-            for group in measured_groups
-        )
-        / num_rollouts
-    )
+    sequence_length = _measure_sequence_length(measured_groups)
+    if planned.has_kl_penalty:
+        prefill += sequence_length
     low = TokenCounts(
         prefill=prefill * (1 - width),
         sampled=sampled * (1 - width),
@@ -152,12 +164,21 @@ def _estimate_tokens_per_rollout(
     return low, expected, high
 
 
+def _measure_sequence_length(measured_groups: Sequence[GroupUsage]) -> float:
+    """Return the mean number of tokens of a rollout, prompt and answer."""
+    tokens = sum(
+        group.prefill * group.completions_per_prompt + group.sampled for group in measured_groups
+    )
+    return tokens / sum(group.rollouts for group in measured_groups)
+
+
 def make_forecast(
     groups: Sequence[GroupUsage],
     planned: PlannedRun,
     prices: Prices | None,
     *,
     step_seconds: float | None = None,
+    storage_price: float | None = None,
 ) -> Forecast | None:
     """Return the forecast, or None without a measured group.
 
@@ -166,6 +187,7 @@ def make_forecast(
         planned: The planned run.
         prices: The prices of the base model, if they are known.
         step_seconds: The seconds per step of an earlier run of the same kind, if there is one.
+        storage_price: US dollars per gigabyte and month of checkpoints, if that is known.
     """
     measured_groups = [group for group in groups if group.rollouts]
     if not measured_groups:
@@ -173,25 +195,48 @@ def make_forecast(
     num_rollouts = sum(group.rollouts for group in measured_groups)
     low, expected, high = _estimate_tokens_per_rollout(measured_groups, planned)
     token_bounds = [
-        _add_evaluation_tokens(
+        add_evaluation_tokens(
             _scale_tokens(per_rollout, planned.num_rollouts),
             per_rollout,
             planned.num_evaluation_answers,
         )
         for per_rollout in (low, expected, high)
     ]
-    cost_usd = None
+    cost_usd = evaluation_cost_usd = None
     if prices:
-        cost_usd = _make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
+        cost_usd = make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
+        evaluation_cost_usd = make_range(
+            [
+                prices.compute_cost(
+                    add_evaluation_tokens(TokenCounts(), bound, planned.num_evaluation_answers)
+                )
+                for bound in (low, expected, high)
+            ],
+            digits=4,
+        )
     return Forecast(
         planned=planned,
         tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
         prompt_is_shared=any(group.completions_per_prompt > 1 for group in measured_groups),
-        tokens=_make_range([tokens.total for tokens in token_bounds], digits=0),
+        tokens=make_range([tokens.total for tokens in token_bounds], digits=0),
         hours=_estimate_hours(measured_groups, num_rollouts, planned, step_seconds),
         cost_usd=cost_usd,
+        evaluation_cost_usd=evaluation_cost_usd,
+        sequence_tokens=round(_measure_sequence_length(measured_groups), 2),
+        **forecast_storage(planned, storage_price),
         basis=_describe_basis(num_rollouts, len(measured_groups), planned, prices, step_seconds),
     )
+
+
+def forecast_storage(planned: PlannedRun, price: float | None) -> dict[str, float | None]:
+    """Return the size of the checkpoints that are left, and what they cost by the month."""
+    if planned.checkpoint_gb is None:
+        return {"storage_gb": None, "storage_usd_per_month": None}
+    storage_gb = planned.checkpoint_gb * planned.kept_checkpoints
+    return {
+        "storage_gb": round(storage_gb, 3),
+        "storage_usd_per_month": None if price is None else round(storage_gb * price, 4),
+    }
 
 
 def _describe_basis(
@@ -237,49 +282,12 @@ def compare_with_forecast(
     return {key: round(actual[key] / value, 3) for key, value in expected.items() if value > 0}
 
 
-def rescale_forecast(forecast: Forecast, planned: PlannedRun) -> Forecast:
-    """Return the forecast for a run with other numbers of steps and rollouts and another group
-    size.
-    """
-    old_tokens = forecast.tokens_per_rollout
-    prefill = old_tokens.prefill * (
-        forecast.planned.group_size / planned.group_size if forecast.prompt_is_shared else 1.0
-    )
-    tokens = old_tokens.model_copy(update={"prefill": round(prefill, 2)})
-    rollout_factor = planned.num_rollouts / forecast.planned.num_rollouts
-    token_factor = _count_total_tokens(tokens, planned) / max(
-        _count_total_tokens(old_tokens, forecast.planned), 1e-9
-    )
-    ranges = {
-        name: Range(
-            **{
-                key: round(getattr(old_range, key) * factor, 4)
-                for key in ("low", "expected", "high")
-            }
-        )
-        for name, factor in (
-            ("tokens", token_factor),
-            ("hours", rollout_factor),
-            ("cost_usd", token_factor),
-        )
-        if (old_range := getattr(forecast, name)) is not None
-    }
-    return forecast.model_copy(update={"planned": planned, "tokens_per_rollout": tokens, **ranges})
-
-
 def _describe_missing_evaluations(planned: PlannedRun) -> str:
     """Describe what a forecast leaves out."""
     unknown = planned.evaluations and planned.evaluation_answers is None
     if unknown:
         return f", without {planned.evaluations} evaluations, whose size is not known"
     return ""
-
-
-def _count_total_tokens(per_rollout: TokenCounts, planned: PlannedRun) -> float:
-    """Return the tokens of all rollouts and of all evaluations, which train on nothing."""
-    return planned.num_rollouts * per_rollout.total + planned.num_evaluation_answers * (
-        per_rollout.prefill + per_rollout.sampled
-    )
 
 
 def _estimate_hours(
@@ -290,14 +298,14 @@ def _estimate_hours(
 ) -> Range:
     if step_seconds:
         hours = planned.total_steps * step_seconds / 3600
-        return _make_range(
+        return make_range(
             [hours * (1 - MIN_RELATIVE_WIDTH), hours, hours * (1 + MIN_RELATIVE_WIDTH)], digits=4
         )
     sequential_hours = (
         planned.num_rollouts * sum(group.seconds for group in measured) / num_rollouts / 3600
     )
     low, high = sequential_hours / MAX_SAMPLING_SPEEDUP, sequential_hours * TRAINING_TIME_FACTOR
-    return _make_range([low, math.sqrt(low * high), high], digits=4)
+    return make_range([low, math.sqrt(low * high), high], digits=4)
 
 
 def _compute_prompt_sharing(group: GroupUsage, planned: PlannedRun) -> float:
@@ -316,7 +324,7 @@ def _compute_relative_width(values: Sequence[float]) -> float:
     )
 
 
-def _add_evaluation_tokens(
+def add_evaluation_tokens(
     tokens: TokenCounts, per_answer: TokenCounts, answers: int
 ) -> TokenCounts:
     """Add the tokens of evaluations, which train on nothing."""
@@ -335,7 +343,7 @@ def _scale_tokens(tokens: TokenCounts, factor: float, digits: int = 0) -> TokenC
     )
 
 
-def _make_range(values: Sequence[float], digits: int) -> Range:
+def make_range(values: Sequence[float], digits: int) -> Range:
     """Return the range of a low, an expected and a high value."""
     low, expected, high = (round(value, digits) for value in values)
     return Range(low=low, expected=expected, high=high)

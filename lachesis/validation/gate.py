@@ -10,16 +10,19 @@ from pydantic import ValidationError
 
 from lachesis.base.errors import ValidationMissingError
 from lachesis.base.json_text import Json
-from lachesis.base.model_files import compute_template_digest
+from lachesis.base.model_files import compute_template_digest, read_model_settings
 from lachesis.base.timestamps import seconds_between
 from lachesis.catalog.fingerprint import compute_fingerprint
+from lachesis.config.adapter_size import estimate_checkpoint_gb
+from lachesis.config.prices import find_storage_price
 from lachesis.config.run_config import RunConfig
-from lachesis.validation.forecast import Forecast, PlannedRun, rescale_forecast
+from lachesis.validation.forecast import Forecast, PlannedRun
 from lachesis.validation.inference_tests import (
     InferenceTest,
     InferenceTestStore,
     make_tested_name,
 )
+from lachesis.validation.rescaling import rescale_forecast
 
 MAX_VALIDATION_AGE_S = 7 * 86400.0
 
@@ -33,7 +36,18 @@ def make_planned_run(config: RunConfig) -> PlannedRun:
         base_model=config.openai.model_name,
         profile=config.profile,
         evaluations=_count_evaluations(config),
+        has_kl_penalty=config.tinker.kl_coefficient > 0,
+        kept_checkpoints=_count_kept_checkpoints(config),
+        checkpoint_gb=estimate_checkpoint_gb(
+            read_model_settings(config.openai.model_name), config.tinker.lora_rank
+        ),
     )
+
+
+def _count_kept_checkpoints(config: RunConfig) -> int:
+    """Return how many checkpoints are left: the newest ones, the best one and the final one."""
+    saved = config.env.total_steps // config.tinker.save_checkpoint_interval + 1
+    return min(saved, config.tinker.keep_checkpoints + 2)
 
 
 def _count_evaluations(config: RunConfig) -> int:
@@ -138,13 +152,7 @@ def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str)
     # The fingerprint covers the file, the files that it imports, and the values of its own fields.
     if test.fingerprint != code_fingerprint:
         return "was made before the environment's code was changed"
-    own_values = config.env.model_extra or {}
-    changed = sorted(
-        key
-        for key in {*own_values, *test.own_values}
-        if own_values.get(key) != test.own_values.get(key)
-    )
-    if changed:
+    if changed := _list_changed_fields(test, config):
         return f"was made with other values of {', '.join(changed[:5])}"
     if _find_model_result(test, config) is None:
         tested_names = ", ".join(test.request.models)[:200]
@@ -157,10 +165,21 @@ def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str)
             f"was made with max_token_length {test.max_token_length}, not "
             f"{config.env.max_token_length}"
         )
+    # A template that was not on this machine at the time of the test says nothing.
     tested_template = test.chat_templates.get(_make_tested_name(config))
     if tested_template not in (None, compute_template_digest(config.openai.model_name)):
         return f"was made before the chat template of {config.openai.model_name} was changed"
     return None
+
+
+def _list_changed_fields(test: InferenceTest, config: RunConfig) -> list[str]:
+    """Return the environment's own fields that had other values in the test."""
+    own_values = config.env.model_extra or {}
+    return sorted(
+        key
+        for key in {*own_values, *test.own_values}
+        if own_values.get(key) != test.own_values.get(key)
+    )
 
 
 def _make_tested_name(config: RunConfig) -> str:
@@ -192,6 +211,9 @@ def find_forecast(
             continue
         answers = forecast.planned.evaluation_answers
         return rescale_forecast(
-            forecast, planned_run.model_copy(update={"evaluation_answers": answers})
+            forecast,
+            planned_run.model_copy(update={"evaluation_answers": answers}),
+            config.tinker.prices,
+            find_storage_price(tests.home),
         )
     return None

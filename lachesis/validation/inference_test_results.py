@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lachesis.base.json_text import Json
 from lachesis.base.numbers import is_score
+from lachesis.config.prices import TokenCounts, find_prices
 from lachesis.runs.held_out import compute_interval
 from lachesis.validation.forecast import Forecast, GroupUsage
 from lachesis.validation.inference_tests import (
@@ -13,6 +14,7 @@ from lachesis.validation.inference_tests import (
     EMBEDDED,
     TINKER,
     InferenceTest,
+    get_model_name,
     read_groups,
     shorten_model_name,
 )
@@ -29,6 +31,7 @@ def make_model_result(
     prompts: bool,
     verdict: Verdict | None = None,
     forecast: Forecast | None = None,
+    cost_usd: float | None = None,
 ) -> Json:
     """Return the result of one model, with its verdict and forecast."""
     lines = read_groups(output)
@@ -44,12 +47,29 @@ def make_model_result(
     }
     if prompts:
         result["prompts"] = [_make_answered_prompt(line) for line in lines]
-    for name, report in (("verdict", verdict), ("forecast", forecast)):
-        if report is not None:
-            result[name] = report.model_dump(mode="json")
-    if error:
-        result["error"] = error
-    return result
+    # What is not known is absent.
+    optional = {
+        "verdict": verdict and verdict.model_dump(mode="json"),
+        "forecast": forecast and forecast.model_dump(mode="json"),
+        "cost_usd": cost_usd,
+        "error": error or None,
+    }
+    return {**result, **{key: value for key, value in optional.items() if value is not None}}
+
+
+def compute_test_cost(model: str, counts: Json | None, home: Path) -> float | None:
+    """Return what the test of one model has cost in US dollars.
+
+    None for a model of this machine, of an endpoint, or without a known price.
+    """
+    prices = find_prices(get_model_name(model), home) if model.startswith(TINKER) else None
+    if prices is None:
+        return None
+    tokens = TokenCounts(
+        prefill=(counts or {}).get("prompt_tokens", 0),
+        sampled=(counts or {}).get("sampled_tokens", 0),
+    )
+    return round(prices.compute_cost(tokens), 6)
 
 
 def _describe_model(model: str) -> tuple[str, str]:
@@ -143,6 +163,7 @@ def make_test_result(record: InferenceTest, models: list[Json], folder: Path) ->
     words = [result["verdict"]["word"] for result in models if "verdict" in result]
     forecast = (best_result or {}).get("forecast")
     verdict_entry = {"verdict": best_word(words)} if words else {}
+    costs = [result["cost_usd"] for result in models if "cost_usd" in result]
     return {
         "environment": request.environment,
         "environment_file": request.environment_file,
@@ -166,6 +187,7 @@ def make_test_result(record: InferenceTest, models: list[Json], folder: Path) ->
             "environment_working": bool(succeeded),
             "output_directory": str(folder),
             **verdict_entry,
+            **({"cost_usd": round(sum(costs), 6)} if costs else {}),
             **({"forecast": forecast} if forecast else {}),
         },
     }

@@ -60,7 +60,7 @@ def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None
     assert load_policy(home).limits_cost is False
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     assert ask("rl_edit_config", field="total_steps", value=60)["code"] == "locked_field"
-    refused = ask("rl_start_training")
+    refused = ask("rl_start_training", confirm=True)
     assert refused["code"] == "validation_missing", refused
     assert f"lachesis test arithmetic --model {MODEL} --profile tinker" in refused["error"]
 
@@ -92,21 +92,21 @@ def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
 def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> None:
     write_policy(home, max_cost_usd_per_run=5, max_cost_usd_per_day=8, require_validation=False)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    first = ask("rl_start_training")["run_id"]
+    first = ask("rl_start_training", confirm=True)["run_id"]
     assert read_config(home, first).limits.max_cost_usd == 5
-    second = ask("rl_start_training", allow_duplicate=True)["run_id"]
+    second = ask("rl_start_training", allow_duplicate=True, confirm=True)["run_id"]
     assert read_config(home, second).limits.max_cost_usd == 3
-    refused = ask("rl_start_training", allow_duplicate=True)
+    refused = ask("rl_start_training", allow_duplicate=True, confirm=True)
     assert "spent or reserved 8 US dollars in the last 24 hours" in refused["error"]
     service = LachesisService(home)
     service.store.update(first, status="failed")
-    third = ask("rl_start_training", allow_duplicate=True)["run_id"]
+    third = ask("rl_start_training", allow_duplicate=True, confirm=True)["run_id"]
     assert read_config(home, third).limits.max_cost_usd == 5, "the first one cost nothing"
     service.store.update(third, status="failed")
-    raised = ask("rl_start_training", resume=third, limits={"max_cost_usd": 6})
+    raised = ask("rl_start_training", resume=third, limits={"max_cost_usd": 6}, confirm=True)
     assert raised["code"] == "policy"
     ask("rl_edit_config", field="max_cost_usd", value=5.5)
-    assert "at most 5 US dollars" in ask("rl_start_training")["error"]
+    assert "at most 5 US dollars" in ask("rl_start_training", confirm=True)["error"]
 
 
 def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
@@ -151,6 +151,7 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "num_steps": (1, 3, 100),
     "group_size": (2, 16, 256),
     "allow_duplicate": (True,),
+    "confirm": (True,),
     "cron": ("0 2 * * *",),
     "limits": (None, {"max_cost_usd": 50}, {"max_cost_usd": 1.0}),
 }
@@ -197,7 +198,7 @@ def test_no_tool_gets_past_the_policy(
     service = LachesisService(home)
     outcomes: set[str] = set()
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    ask("rl_start_training")
+    ask("rl_start_training", confirm=True)
     for _ in range(90):
         tool = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         answer = ask(tool, **_draw_arguments(rng, tool, service))
@@ -214,15 +215,15 @@ def _draw_arguments(rng: random.Random, tool: str, service: LachesisService) -> 
     names = {
         "rl_select_environment": ("name", "profile", "model"),
         "rl_edit_config": ("field", "value"),
-        "rl_start_training": ("allow_duplicate",),
+        "rl_start_training": ("allow_duplicate", "confirm"),
         "rl_test_inference": ("models", "num_steps", "group_size"),
-        "rl_schedule_training": ("cron",),
+        "rl_schedule_training": ("cron", "confirm"),
         "rl_check_environment": ("environment",),
     }[tool]
     arguments = {name: rng.choice(TRIED[name]) for name in names}
     records = service.store.all()
     if tool == "rl_start_training" and records and rng.random() < 0.4:
-        arguments = {"resume": rng.choice(records).run_id}
+        arguments = {"resume": rng.choice(records).run_id, "confirm": True}
         arguments["limits"] = rng.choice(TRIED["limits"])
     return arguments
 
@@ -263,7 +264,7 @@ def test_two_agents_at_once_do_not_spend_more_than_the_day_has(home: Path) -> No
     """What was checked before another one has reserved the money is refused when it is made."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
     service = LachesisService(home)
-    launch = service.check(LaunchRequest("arithmetic", "tinker"))
+    launch = service.check(LaunchRequest("arithmetic", "tinker", confirmed=True))
     service.start(launch)
     with pytest.raises(PolicyError, match="spent or reserved 5"):
         service.start(launch)

@@ -21,6 +21,9 @@ from tests.trainer.test_exact_resume import Run
 pytestmark = pytest.mark.timeout(300)
 GRADED = Path(__file__).resolve().parents[1] / "environments" / "graded.py"
 STEPS, EVERY = 24, 8
+# The change of the weights after each step, their comparison with a reference, and the probe texts
+# of checkpoints.
+LOGPROB_REQUESTS = 42
 RIGHT = {"metrics": {"eval/percent_correct": 0.5}, "items": 4}
 
 
@@ -78,9 +81,11 @@ def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
 
 
 def test_tokens_of_evaluations_are_counted_once(run: Run) -> None:
-    """Groups are replayed, so every sampled token is one of an evaluation: one per request."""
+    """Groups are replayed, so every sampled token is one of an evaluation, one per request, or of a
+    request for log-probabilities, by which weights are compared.
+    """
     spent = json.loads(run.folder.spent.read_text())
-    assert spent["sampled"] == 3 * 6, "three evaluations of six requests"
+    assert spent["sampled"] == 3 * 6 + LOGPROB_REQUESTS, "three evaluations of six requests"
     assert "rollouts/truncated_share" not in run.steps()[-1], "training itself has sampled nothing"
 
 

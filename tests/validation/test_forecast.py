@@ -16,10 +16,10 @@ from lachesis.validation.forecast import (
     PlannedRun,
     compare_with_forecast,
     make_forecast,
-    rescale_forecast,
 )
 from lachesis.validation.gate import find_forecast, make_planned_run, require_validation
 from lachesis.validation.inference_tests import InferenceRequest, InferenceTestStore
+from lachesis.validation.rescaling import rescale_forecast
 from lachesis.validation.verdict import InferenceCounts, choose_best_word, judge_learnability
 
 PLAN = PlannedRun(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")

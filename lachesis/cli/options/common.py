@@ -80,6 +80,15 @@ def add_launch_options(
     )
 
 
+def add_yes_option(command: argparse.ArgumentParser) -> None:
+    """Add the option that agrees to what a run costs."""
+    command.add_argument(
+        "--yes",
+        action="store_true",
+        help="on a paid profile, start without asking (a limit of limits.max_cost_usd does so too)",
+    )
+
+
 def add_edit_options(command: argparse.ArgumentParser, metavar: str = "FIELD=VALUE") -> None:
     """Add the option that sets fields of the configuration."""
     command.add_argument(

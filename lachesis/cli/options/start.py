@@ -14,6 +14,7 @@ from lachesis.cli.options.common import (
     add_profile_option,
     add_serve_option,
     add_watch_option,
+    add_yes_option,
 )
 
 
@@ -213,6 +214,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the configuration, the processes and the forecast; start nothing",
     )
+    add_yes_option(command)
     add_serve_option(command)
     add_watch_option(command)
 
