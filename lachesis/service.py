@@ -19,6 +19,7 @@ from lachesis.config import mixture
 from lachesis.config.edits import TOP_SECTION, ConfigField, describe_field, get_editable_values
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
+from lachesis.config.template_kwargs import check_template_settings
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
 from lachesis.orchestration import launch_inputs, model_list, refresh, server, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest
@@ -151,6 +152,7 @@ class LachesisService:
             config.openai.model_name, self.store.home, profile=request.profile
         )
         launch_inputs.require_trackers(config)
+        check_template_settings(config)
         if request.needs_validation:
             files = mixture.list_environment_files(launch.environment, config)
             gate.require_validation(self.tests, config, files)

@@ -20,6 +20,7 @@ _EFFORTS = ("low", "medium", "high")
 # What a model that thinks writes before its answer, or the template writes for it.
 _THOUGHT_MARKS = ("<think>", "</think>", "analysis", "<|channel|>")
 # What ends a thought; the answer is what follows the last of them.
+THOUGHT_BEGINS = ("<think>", "<|channel|>analysis", "[THINK]")
 THOUGHT_ENDS = ("</think>", "<|channel|>final<|message|>", "[/THINK]")
 
 
@@ -62,6 +63,23 @@ class ThinkingSwitch:
                 f"its chat template cannot switch thinking {thinking} ({self.describe()})"
             )
         return {self.keyword: thinking == "on"}
+
+
+def build_template_kwargs(template: str | None, thinking: Thinking | None, kwargs: Json) -> Json:
+    """Return the keyword arguments of a chat template for a run's settings.
+
+    Args:
+        template: The template; None if the tokenizer has none.
+        thinking: Whether the model is to think; None leaves it to the template.
+        kwargs: Further arguments, which have priority.
+
+    Raises:
+        ValueError: The template cannot switch thinking in this way.
+    """
+    if thinking is None:
+        return dict(kwargs)
+    switch = find_thinking_switch(template or "")
+    return {**switch.make_kwargs(thinking), **kwargs}
 
 
 def find_thinking_switch(template: str) -> ThinkingSwitch:

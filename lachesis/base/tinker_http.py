@@ -30,11 +30,7 @@ def get_base_url(environ: Mapping[str, str] | None = None) -> str:
 def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:
     """Return the JSON answer of a Tinker server to one request; an empty answer is {}.
 
-    Args:
-        method: The HTTP method.
-        path: The path after `/api/v1/`.
-        key: The API key.
-        options: Further options of httpx, such as `json`.
+    `path` is what follows `/api/v1/`, and `options` are further ones of httpx, such as `json`.
 
     Raises:
         MissingKeyError: The server refuses the key.

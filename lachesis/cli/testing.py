@@ -10,6 +10,7 @@ from lachesis.catalog.describe import register_environment
 from lachesis.cli import console, show_tests
 from lachesis.cli.background_server import check_with_server
 from lachesis.cli.console import print_answer
+from lachesis.cli.show_prompt import show_prompt
 from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
 from lachesis.cli.train import prepare_model, show_warnings
 from lachesis.config.edits import parse_assignment
@@ -20,13 +21,9 @@ from lachesis.validation.inference_tests import InferenceTest, TestOptions
 def handle_test(args: argparse.Namespace) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     service, options = LachesisService(), _read_options(args)
-    launch = LaunchRequest(
-        register_environment(args.environment),
-        args.profile,
-        tuple(parse_assignment(text) for text in args.edits),
-        find_trained_model(args),
-        by_owner=True,
-    )
+    if args.show_prompt:
+        return show_prompt(args, service, _read_launch(args))
+    launch = _read_launch(args)
     try:
         resolved = check_with_server(args, service, lambda: service.check_test(launch, options))
     except ModelNotFoundError as error:
@@ -46,6 +43,16 @@ def handle_test(args: argparse.Namespace) -> int:
     if (test.result or {}).get("summary", {}).get("environment_working"):
         return 0
     return 1
+
+
+def _read_launch(args: argparse.Namespace) -> LaunchRequest:
+    return LaunchRequest(
+        register_environment(args.environment),
+        args.profile,
+        tuple(parse_assignment(text) for text in args.edits),
+        find_trained_model(args),
+        by_owner=True,
+    )
 
 
 def _read_options(args: argparse.Namespace) -> TestOptions:

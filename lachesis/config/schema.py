@@ -190,6 +190,12 @@ class TinkerSection(Section):
     """Further places that metrics are logged to: tensorboard (files in the run's folder), trackio
     (a database on this machine), or wandb, which is the same as use_wandb.
     """
+    thinking: Literal["on", "off"] | None = None
+    """Whether the model thinks before it answers; null leaves it to its chat template."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """Further arguments of the model's chat template, such as {reasoning_effort: low}."""
+    stop_tokens: list[str] = Field([])
+    """Tokens that end an answer beside the model's own, such as <|im_end|>."""
     final_evaluation: bool = False
     """Evaluate the base and the trained model on held-out items when training ends."""
 

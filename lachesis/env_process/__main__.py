@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from lachesis.base.errors import RLEnvironmentError
 from lachesis.base.failure_reasons import describe_exception
 from lachesis.base.garbage import pause_garbage_collection
+from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
 from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.catalog import fingerprint, requirements
@@ -49,6 +50,10 @@ from lachesis.env_process import (
     request_counters,
     scheduled_evaluation,
     stages,
+)
+from lachesis.env_process.template_settings import (
+    install_template_settings,
+    read_template_settings,
 )
 from lachesis.environment.endpoint_errors import list_causes
 
@@ -70,12 +75,14 @@ def main() -> None:
         return
     with pause_garbage_collection():
         atropos_patches.apply_atropos_patches()
+    template_settings = read_template_settings(sys.argv)
     if command == "check":
+        install_template_settings(template_settings, None)
         stages.run_stages(
             file, class_name=sys.argv[3], out=Path(sys.argv[4]), config=Path(sys.argv[6])
         )
     else:
-        _run_environment_file(command, file, sys.argv[3:])
+        _run_environment_file(command, file, sys.argv[3:], template_settings)
 
 
 def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> None:
@@ -94,10 +101,13 @@ def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> N
     _instrument_environment(rollout_counters, watch, evaluation_client)
 
 
-def _run_environment_file(command: str, file: Path, options: list[str]) -> None:
+def _run_environment_file(
+    command: str, file: Path, options: list[str], template_settings: Json
+) -> None:
     """Run the file as a program with its own command line."""
     rollout_counters = None
     inference_server = atropos_patches.install_inference_token()
+    install_template_settings(template_settings, inference_server)
     if command == "run" and inference_server:
         evaluation_hooks.install_evaluation_hooks()
         scheduled_evaluation.install_evaluate_command(inference_server[0])

@@ -140,11 +140,21 @@ async def _read_items(state: Json) -> Json:
     if not items:
         raise StageFailed("the data set is empty: the first get_next_item() returned None")
     state["items"] = items
-    result = {"items": len(items), "distinct": len({repr(item) for item in items})}
+    result: Json = {"items": len(items), "distinct": len({repr(item) for item in items})}
+    if hasattr(env, "build_messages"):  # one of lachesis.environment
+        result["prompt"] = _render_prompt(env, items[0])
     count_answers = getattr(env, "evaluation_answers", None)
     if callable(count_answers):
         result["evaluation_answers"] = int(count_answers())
     return result
+
+
+def _render_prompt(env: Any, item: Item) -> Json:
+    """Return what a model is shown of an item: its text with all special tokens, and its ids."""
+    from lachesis.environment.sampling import encode_first_prompt
+
+    tokens = encode_first_prompt(env.tokenizer, env.build_messages(item))
+    return {"text": env.tokenizer.decode(tokens, skip_special_tokens=False), "tokens": tokens}
 
 
 async def _check_without_model(state: Json) -> Json:

@@ -92,9 +92,9 @@ class Chat:
         self._logprobs += [*[1.0] * num_new, *sampled.logprobs]
         self._ended_with_eos = bool(sampled.tokens) and sampled.tokens[-1] == tokenizer.eos_token_id
         self.truncated = sampled.finish_reason == "length"
-        self.answers.append(sampled.text)
+        self.answers.append(sampled.scored_text)
         self.messages = [*messages, {"role": "assistant", "content": sampled.text}]
-        return sampled.text
+        return sampled.scored_text
 
     def _build_prompt(self, message: str | Message | None) -> tuple[list[Message], list[int]]:
         """Return the messages to be answered and their token ids.

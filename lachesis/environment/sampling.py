@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 
+from lachesis.base.chat_templates import THOUGHT_BEGINS, THOUGHT_ENDS
 from lachesis.environment import timeouts
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class SampledCompletion:
     logprobs: list[float]
     text: str
     finish_reason: str
+    answer: str | None = None
+    """The text after the thought of a model that thinks; None if it is the whole text."""
+
+    @property
+    def scored_text(self) -> str:
+        """Return what is scored: the answer without the thought before it."""
+        return self.text if self.answer is None else self.answer
 
 
 async def sample(
@@ -101,9 +109,30 @@ async def sample(
             list(logprobs),
             tokenizer.decode(tokens, skip_special_tokens=True),
             _read_finish_reason(reason),
+            find_answer(tokenizer, ids, tokens),
         )
         for tokens, logprobs, reason in zip(tokens_G, logprobs_G, finish_reasons_G, strict=True)
     ]
+
+
+def find_answer(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]
+) -> str | None:
+    """Return what follows the thought in sampled tokens, or None without a thought.
+
+    A thought that was not ended, because the length limit was reached, leaves an empty answer.
+    """
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    for end in THOUGHT_ENDS:
+        if end in text:
+            rest = text.rpartition(end)[2]
+            ids = tokenizer.encode(rest, add_special_tokens=False)
+            return str(tokenizer.decode(ids, skip_special_tokens=True)).lstrip("\n")
+    # The template may have begun the thought, or the model begins it.
+    tail = tokenizer.decode(list(prompt)[-8:], skip_special_tokens=False).rstrip()
+    if text.lstrip().startswith(THOUGHT_BEGINS) or tail.endswith(THOUGHT_BEGINS):
+        return ""
+    return None
 
 
 def _limit_new_tokens(max_tokens: int, num_prompt_tokens: int, max_total_tokens: int) -> int:

@@ -51,7 +51,7 @@ class Rollout:
     masks: list[int]
     logprobs: list[float]
     answer: str
-    """The last answer of the model."""
+    """The last answer of the model, without the thought before it."""
     messages: list[Message]
     truncated: bool = False
     """Whether the token limit has truncated the answer."""
@@ -362,7 +362,7 @@ def _build_rollout(messages: list[Message], sampled: SampledCompletion) -> Rollo
         tokens=[*sampled.prompt, *sampled.tokens],
         masks=[*[-100] * len(sampled.prompt), *sampled.tokens],
         logprobs=[*[1.0] * len(sampled.prompt), *sampled.logprobs],
-        answer=sampled.text,
+        answer=sampled.scored_text,
         messages=conversation,
         truncated=sampled.finish_reason == "length",
         sampled_tokens=len(sampled.tokens),

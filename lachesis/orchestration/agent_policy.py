@@ -39,11 +39,7 @@ BY_AGENT = "by_agent"
 def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None = None) -> RunConfig:
     """Return an agent's configuration with the money limit that the owner's policy leaves to it.
 
-    Args:
-        config: The configuration of the run.
-        store: The runs of this home.
-        resumed: The run that goes on with this configuration, if it is no new one; its limit is
-            about all of its attempts.
+    The limit of a `resumed` run is about all of its attempts.
 
     Raises:
         PolicyError: The policy does not allow the run.

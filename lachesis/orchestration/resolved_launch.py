@@ -223,9 +223,6 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
     """Make the record of a run that starts with this launch; nothing is written."""
     environment, config = launch.environment, launch.config
     fingerprint = compute_fingerprint(Path(environment.file_path), config.env.model_extra or {})
-    forecast = None
-    if not config.env.mixture:
-        forecast = gate.find_forecast(tests, config, fingerprint)
     return RunRecord(
         run_id=run_id,
         name=launch.request.name,
@@ -244,12 +241,22 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         parameters=make_parameters(
             launch.request, environment.file_path, launch.set_fields, run_id
         ),
-        forecast=forecast.model_dump(mode="json") if forecast else None,
+        forecast=_find_forecast(config, fingerprint, tests),
         require_validation=launch.request.needs_validation,
         wandb_project=config.tinker.wandb_project,
         wandb_run_name=f"{environment.name}-{run_id}",
         forked_from=launch.fork_source and launch.fork_source.name,
     )
+
+
+def _find_forecast(config: RunConfig, fingerprint: str, tests: InferenceTestStore) -> Json | None:
+    # A test is about one environment, and several together take another amount.
+    if config.env.mixture:
+        return None
+    forecast = gate.find_forecast(tests, config, fingerprint)
+    if forecast is None:
+        return None
+    return forecast.model_dump(mode="json")
 
 
 def preview_launch(
@@ -377,6 +384,7 @@ def _create_test_record(
         own_values=own_values,
         planned=gate.make_planned_run(config),
         max_token_length=config.env.max_token_length,
+        prompt_settings=gate.get_prompt_settings(config),
         max_cost_usd=resolved.max_cost_usd,
         parameters=make_test_parameters(
             resolved.launch.request, options, environment.file_path, resolved.launch.set_fields

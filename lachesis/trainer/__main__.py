@@ -149,7 +149,7 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
     run_folder = args.config.resolve().parent
     with bind_inference_socket(config) as sock:
-        tokenizer = load_tokenizer(config.openai.model_name)
+        tokenizer = load_tokenizer(config)
         if args.base_only:
             await serve_without_training(config, sock, tokenizer, stop, args.weights)
         else:

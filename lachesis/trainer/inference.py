@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tinker
 from fastapi import Request
 
+from lachesis.base.errors import ConfigError
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
@@ -51,6 +52,7 @@ class Inference:
             usage,
             is_base,
         )
+        self.own_stop_ids = _find_stop_ids(tokenizer, config)
 
     def get_sampling_client(self, request: Request) -> tinker.SamplingClient:
         """Return the weights for a request."""
@@ -82,7 +84,7 @@ class Inference:
             top_k=settings.top_k or -1,
             seed=settings.seed,
             # As in OpenAI's API an empty list means the model's own end.
-            stop=settings.stop_texts or settings.stop_ids or None,
+            stop=settings.stop_texts or settings.stop_ids or self.own_stop_ids or None,
         )
         prompt = collapse_doubled_eos(ids, self.tokenizer.eos_token_id)
         # The SDK accepts texts or ids; with texts, the ids are applied here.
@@ -148,6 +150,28 @@ class Inference:
                 tokens, skip_special_tokens=settings.skip_special_tokens is not False
             )
         )
+
+
+def _find_stop_ids(tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> list[int]:
+    """Return the ids that end an answer if the run names stop tokens, else nothing.
+
+    Where ids are given, a server stops at these only, so the model's own end is one of them.
+
+    Raises:
+        ConfigError: A text is not one token of the model.
+    """
+    if not config.tinker.stop_tokens:
+        return []
+    ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    for text in config.tinker.stop_tokens:
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        if len(encoded) != 1:
+            raise ConfigError(
+                f"tinker.stop_tokens has {text!r}, which is {len(encoded)} tokens of "
+                f"{config.openai.model_name}; allowed: texts of one token each"
+            )
+        ids.append(int(encoded[0]))
+    return list(dict.fromkeys(ids))
 
 
 def to_samples(

@@ -9,6 +9,7 @@ comparison.
                             (`prompt.prompt_token_ids`) and SGLang (`input_ids`)
     GET  /v1/models         the name of the model
     POST /v1/completions  /v1/chat/completions   sampling as in OpenAI's API
+    POST /tokenize          token ids of a conversation, up to where the next answer begins
     POST /logprobs          log-probabilities of a given text or token ids
 """
 
@@ -92,6 +93,11 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
         )
         # The response is created here because FastAPI would check thousands of numbers in Python.
         return JSONResponse(response)
+
+    @router.post("/tokenize")
+    async def tokenize(body: LogprobsRequest) -> Json:
+        ids = inference.encode_chat(body.messages or [])
+        return {"tokens": ids, "count": len(ids)}
 
     @router.post("/logprobs")
     async def logprobs(body: LogprobsRequest, request: Request) -> Json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from lachesis.base.errors import ModelNotFoundError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
 from lachesis.config.run_config import RunConfig
+from lachesis.config.template_kwargs import make_template_kwargs
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -114,18 +116,25 @@ async def serve_in_background(app: ASGIApp, sock: socket.socket) -> Any:
         await task
 
 
-def load_tokenizer(name: str) -> Any:
-    """Load a tokenizer.
+def load_tokenizer(config: RunConfig) -> Any:
+    """Load the model's tokenizer, whose chat template has the run's settings.
 
     Raises:
         ModelNotFoundError: It cannot be loaded.
+        ConfigError: Its chat template cannot switch thinking as the run asks for.
     """
+    name = config.openai.model_name
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(
             f"the tokenizer of {name} cannot be loaded: {str(error).splitlines()[0]}"
         ) from error
+    template = tokenizer.chat_template
+    kwargs = make_template_kwargs(template if isinstance(template, str) else None, config)
+    # Whoever renders a conversation in this process gets the run's settings.
+    tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **kwargs)
+    return tokenizer

@@ -160,6 +160,7 @@ def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str)
             f"was about {tested_names}, not about {config.openai.model_name} on profile "
             f"{config.profile}"
         )
+    # Rollouts of another length have other rewards and other costs.
     if test.max_token_length not in (None, config.env.max_token_length):
         return (
             f"was made with max_token_length {test.max_token_length}, not "
@@ -172,14 +173,27 @@ def find_mismatch(test: InferenceTest, config: RunConfig, code_fingerprint: str)
     return None
 
 
+def get_prompt_settings(config: RunConfig) -> Json:
+    """Return the settings that decide what a model is shown and where its answer ends."""
+    names = {"thinking", "chat_template_kwargs", "stop_tokens"}
+    return config.tinker.model_dump(mode="json", include=names)
+
+
 def _list_changed_fields(test: InferenceTest, config: RunConfig) -> list[str]:
-    """Return the environment's own fields that had other values in the test."""
+    """Return the environment's own fields, and the settings of prompts, that had other values in
+    the test.
+    """
     own_values = config.env.model_extra or {}
-    return sorted(
+    changed = sorted(
         key
         for key in {*own_values, *test.own_values}
         if own_values.get(key) != test.own_values.get(key)
     )
+    # A test of an earlier release has no settings of prompts.
+    settings = get_prompt_settings(config)
+    return changed + [
+        name for name, value in settings.items() if test.prompt_settings.get(name, value) != value
+    ]
 
 
 def _make_tested_name(config: RunConfig) -> str:

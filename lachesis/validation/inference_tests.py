@@ -94,6 +94,8 @@ class InferenceTest(BaseModel):
     """The run that this test is for."""
     max_token_length: int | None = None
     """Maximum number of tokens of a rollout in the test."""
+    prompt_settings: Json = {}
+    """What decides how conversations become tokens, and where an answer ends."""
     max_cost_usd: float | None = None
     """The most that it can cost in US dollars; None if it is free or no price is known."""
     chat_templates: dict[str, str] = {}

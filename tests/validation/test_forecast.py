@@ -213,6 +213,8 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("was about embedded:m, not about m on profile embedded")
     add(model="tinker:m", planned=make_planned_run(config).model_copy(update={"profile": "tinker"}))
     refused("not about m on profile embedded")
+    add(prompt_settings={"thinking": "off", "chat_template_kwargs": {}, "stop_tokens": []})
+    refused("was made with other values of thinking")
     add(max_token_length=4096)
     refused("was made with max_token_length 4096, not 128")
     assert find_forecast(tests, config, compute_fingerprint(file)) is not None

@@ -165,6 +165,20 @@ def _add_env(command: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="print JSON for a program")
 
 
+def _add_prompt_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--prompt",
+        action="append",
+        help="a prompt of your own, instead of the environment's items; may be repeated",
+    )
+    command.add_argument(
+        "--show-prompt",
+        action="store_true",
+        help="show what the model is shown of the first item, as text and as token ids; sample "
+        "nothing",
+    )
+
+
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("action", choices=["build"], help="make a model")
     for_help = "environment whose examples to pretrain on, instead of sums; may be repeated"
@@ -276,11 +290,7 @@ def _add_test(command: argparse.ArgumentParser) -> None:
         default=16,
         help="completions per item (default: %(default)s)",
     )
-    command.add_argument(
-        "--prompt",
-        action="append",
-        help="a prompt of your own, instead of the environment's items; may be repeated",
-    )
+    _add_prompt_options(command)
     add_edit_options(command)
     add_profile_option(command)
     add_serve_option(command)
