@@ -42,6 +42,7 @@ RUN_FILES = {
     "provenance.json": "versions, command line, fingerprint of the environment's code",
     "sources": "a copy of the environments' code",
     "spent.json": "tokens and cost when the trainer ended last",
+    "server_pause.json": "the last pause of a remote Tinker server, and why",
     "session.json": "the session at a remote Tinker server, while it is open",
     "rollouts.jsonl": "some groups as text, in runs of release 0.1.0",
     ".alive": "locked while a process of the run lives",

@@ -10,10 +10,18 @@ from typing import Any
 from prefect import runtime
 
 from flows.stop_requests import RUNNER_GONE
-from lachesis.base.errors import LachesisError
+from lachesis.base.errors import (
+    BillingError,
+    LachesisError,
+    MissingKeyError,
+    ServerDownError,
+    SessionLostError,
+)
 from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
+from lachesis.config.profiles import PROFILES
+from lachesis.config.run_config import RunConfig
 from lachesis.orchestration.resuming import make_next_attempt_changes, needs_new_attempt
 from lachesis.orchestration.submit import STOPPED_BY_USER
 from lachesis.orchestration.suspension import describe_suspension, is_suspended
@@ -32,6 +40,9 @@ from lachesis.supervision.group import ServiceGroup
 from tasks.report import record_final_judgement
 
 log = logging.getLogger("lachesis.flow")
+# Why a server does not go on with a run: for its user to mend, or for a resume.
+ACCESS_CODES = (BillingError.code, MissingKeyError.code)
+LOST_SERVER_CODES = {SessionLostError.code, ServerDownError.code}
 STOPPED_FROM_OUTSIDE = (
     "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
     "or a signal"
@@ -102,6 +113,25 @@ def _describe_stop(store: RunStore, record: RunRecord) -> str | None:
         stop_reason = None
     unsaved_steps = _describe_unsaved_steps(store.dir(record.run_id), record)
     return "; ".join(filter(None, (stop_reason, unsaved_steps))) or None
+
+
+def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -> str | None:
+    """Return why a paid run is stopped at its last checkpoint instead of failed, or None.
+
+    That is so when the server refuses the key, asks for payment, has ended the session, or cannot
+    be reached: the run itself is sound, and goes on when its user has mended the reason. A run that
+    is to be resumed after a crash fails where a resume may help.
+    """
+    if not isinstance(error, LachesisError) or not PROFILES[record.profile].is_paid:
+        return None
+    code, _, sentence = str(error.details.get("cause") or "").partition(": ")
+    config = RunConfig.from_yaml(store.dir(record.run_id).config)
+    codes = set(ACCESS_CODES)
+    if config.limits.on_crash != "resume":
+        codes |= LOST_SERVER_CODES
+    if code not in codes:
+        return None
+    return redact(sentence.replace("lachesis resume RUN", f"lachesis resume {record.run_id}"))
 
 
 def record_end(

@@ -17,6 +17,7 @@ from prefect.states import Cancelled, Completed, Failed
 from flows.attempts import (
     begin_attempt,
     end_stray_processes,
+    find_server_stop,
     make_end_fields,
     record_end,
     record_exits,
@@ -140,6 +141,10 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
         if termination_signal := find_termination_signal(error):
             record_end(store, run_id, "stopped")
             raise termination_signal from None
+        if stop_reason := find_server_stop(store, record, error):
+            store.update(run_id, stop_reason=stop_reason)
+            record_end(store, run_id, "stopped")
+            return end_flow_run(Cancelled(message=f"stopped: {stop_reason}"))
         record_end(store, run_id, "failed", error)
         return _fail(error)
     store.update(run_id, status="completed", phase=phase, **make_end_fields(store.load(run_id)))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from lachesis.base.json_text import Json
 
-Thinking = Literal["on", "off"]
+Thinking = Literal["default", "on", "off"]
 # Keywords that a template compares with true and false; the first one that it uses counts.
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
@@ -54,7 +54,7 @@ class ThinkingSwitch:
         Raises:
             ValueError: The model cannot do that.
         """
-        if thinking == "off" and not self.thinks:
+        if thinking == "default" or (thinking == "off" and not self.thinks):
             return {}
         if self.keyword is None or self.values:
             if thinking == "on" and self.thinks:
@@ -70,7 +70,7 @@ def build_template_kwargs(template: str | None, thinking: Thinking | None, kwarg
 
     Args:
         template: The template; None if the tokenizer has none.
-        thinking: Whether the model is to think; None leaves it to the template.
+        thinking: Whether the model is to think; None is `default`.
         kwargs: Further arguments, which have priority.
 
     Raises:

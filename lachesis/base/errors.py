@@ -32,6 +32,7 @@
     ├── MissingDependencyError       missing_dependency  also ImportError
     ├── MissingKeyError              missing_key
     ├── BillingError                 billing
+    ├── SessionLostError             session_lost
     ├── ServerDownError              server_down         also ConnectionError
     ├── PortInUseError               port_in_use         also OSError
     └── StorageError                 storage             also OSError
@@ -254,6 +255,12 @@ class BillingError(LachesisError):
     """The provider asks for payment before it goes on."""
 
     code = "billing"
+
+
+class SessionLostError(LachesisError):
+    """The Tinker server has ended the session of a run; its checkpoints are kept."""
+
+    code = "session_lost"
 
 
 class ServerDownError(LachesisError, ConnectionError):

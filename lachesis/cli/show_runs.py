@@ -16,6 +16,7 @@ from lachesis.cli.console import (
     format_count,
     format_eta,
     format_hours,
+    format_local_time,
     format_number,
     localize_times,
     style_status,
@@ -57,6 +58,7 @@ def render_status(answer: Json) -> RenderableType:
             ("environment", answer["environment"]),
             ("status", style_status(answer["status"])),
             ("phase", answer["phase"]),
+            ("waits", answer.get("pause")),
             ("began with", answer.get("forked_from")),
             (
                 "resumed",
@@ -68,12 +70,7 @@ def render_status(answer: Json) -> RenderableType:
                 "step",
                 f"{progress['step']} of {progress['total']}{format_eta(progress['eta_seconds'])}",
             ),
-            (
-                "checkpoints",
-                f"of steps {', '.join(map(str, answer['checkpoints']))}"
-                if answer["checkpoints"]
-                else None,
-            ),
+            ("checkpoints", _describe_checkpoints(answer)),
             ("reward/mean", None if reward is None else f"{reward:.3f} in the last step"),
             *_make_held_out_rows(answer),
             ("dead", "; ".join((answer.get("dead_environments") or {}).values())),
@@ -94,6 +91,15 @@ def _describe_processes(answer: Json) -> str:
         f"{name} {describe_service_state(state, answer['status'])}"
         for name, state in answer["processes"].items()
     )
+
+
+def _describe_checkpoints(answer: Json) -> str | None:
+    if not answer["checkpoints"]:
+        return None
+    text = f"of steps {', '.join(map(str, answer['checkpoints']))}"
+    if expires_at := answer.get("checkpoints_expire_at"):
+        text += f"; the server deletes the newest one at {format_local_time(expires_at)}"
+    return text
 
 
 def _make_reason_row(answer: Json) -> tuple[str, Any]:

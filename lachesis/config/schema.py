@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from lachesis.base.chat_templates import Thinking
 from lachesis.base.number_types import MAX_SEED
 from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
@@ -190,8 +191,8 @@ class TinkerSection(Section):
     """Further places that metrics are logged to: tensorboard (files in the run's folder), trackio
     (a database on this machine), or wandb, which is the same as use_wandb.
     """
-    thinking: Literal["on", "off"] | None = None
-    """Whether the model thinks before it answers; null leaves it to its chat template."""
+    thinking: Thinking = "default"
+    """Whether the model thinks before it answers; default leaves it to its chat template."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """Further arguments of the model's chat template, such as {reasoning_effort: low}."""
     stop_tokens: list[str] = Field([])

@@ -82,6 +82,8 @@ class RunStatus(ResponseModel):
     wandb_error: str | None = None
     checkpoints: list[int]
     """Steps of the checkpoints that the run can be resumed from."""
+    checkpoints_expire_at: str | None = None
+    """When the server deletes the newest one, if it has a time to live."""
     resumed: Json | None = None
     """The checkpoint that this attempt was resumed from."""
     forked_from: str | None = None
@@ -94,6 +96,8 @@ class RunStatus(ResponseModel):
     """Tells how many evaluations have `failed` before, during or after training, with `last_step`
     and `last_reason`, and for how many `blocked_seconds` evaluations have delayed training.
     """
+    pause: str | None = None
+    """Why the Tinker server makes the run wait now, and since when; it goes on by itself."""
     rollouts: Json | None = None
     """Rollout counts of this attempt: `scored` and `invalid` rollouts, and, each with its count,
     the reasons of invalid ones (`invalid_reasons`) and of rewards of 0 (`zero_reasons`).

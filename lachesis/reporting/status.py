@@ -12,6 +12,7 @@ from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
 from lachesis.config.prices import TokenCounts
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
+from lachesis.reporting.pause import describe_pause
 from lachesis.reporting.run_answers import (
     LastError,
     QueuePlace,
@@ -57,7 +58,8 @@ def build_run_status(
     next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
 ) -> RunStatus:
     """Return the status of a run, as text for a person and as data for a program."""
-    checkpoints = [manifest.step for manifest in Checkpoints(run_dir.checkpoints).list_intact()]
+    manifests = Checkpoints(run_dir.checkpoints).list_intact()
+    checkpoints = [manifest.step for manifest in manifests]
     steps = _select_attempt_steps(record, steps, checkpoints)
     last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
     phase = f"waiting for place {queue['place']} in the queue" if queue else record.phase
@@ -67,6 +69,8 @@ def build_run_status(
         eta_seconds=estimate_eta_s(record, steps),
     )
     optional_fields = _build_optional_fields(record, run_dir, queue, warning)
+    if manifests:
+        optional_fields["checkpoints_expire_at"] = manifests[-1].expires_at
     return RunStatus(
         run_id=record.run_id,
         status=record.status,
@@ -99,6 +103,7 @@ def _build_optional_fields(
             include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}
         ),
         "dead_environments": record.dead_environments,
+        "pause": describe_pause(record, run_dir),
         "last_error": _build_last_error(record, run_dir),
         "rollouts": _summarize_rollouts(record, run_dir),
         "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),

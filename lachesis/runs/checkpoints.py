@@ -102,6 +102,8 @@ class Manifest(BaseModel):
     reference: ReferenceLoss | None = None
     probes: list[Probe] = []
     """Texts of the run under the saved weights, to compare with when they are loaded elsewhere."""
+    expires_at: str | None = None
+    """When the server deletes it, if it has a time to live; renewed while the run goes on."""
     files: dict[str, StoredFile] = {}
     """Files on this machine by their path in the run's folder; empty if another server holds the
     weights.
@@ -313,10 +315,22 @@ class Checkpoints:
             if manifest.step == step and (
                 manifest.held_out is None or manifest.held_out.step <= held_out.step
             ):
-                updated = manifest.model_copy(update={"held_out": held_out})
-                write_private(
-                    self._get_manifest_path(step), json.dumps(updated.model_dump(), indent=2)
-                )
+                self._replace(manifest, held_out=held_out)
+
+    def _replace(self, manifest: Manifest, **changes: object) -> None:
+        updated = manifest.model_copy(update=changes)
+        file = self._get_manifest_path(manifest.step)
+        write_private(file, json.dumps(updated.model_dump(), indent=2))
+
+    def note_expiry(self, step: int, expires_at: str | None) -> None:
+        """Record when the server deletes the checkpoint of a step.
+
+        Raises:
+            StorageError: The manifest cannot be written.
+        """
+        for manifest in self.list_intact():
+            if manifest.step == step and manifest.expires_at != expires_at:
+                self._replace(manifest, expires_at=expires_at)
 
     def find_superseded(
         self, num_to_keep: int, *, spared_step: int | None = None

@@ -64,6 +64,8 @@ class WeightLocations(BaseModel):
     """Tinker path for further training, including the optimizer state."""
     adapter: str | None = None
     """A PEFT folder on this machine; null when another server holds the weights."""
+    expires_at: str | None = None
+    """When the server deletes them, if they have a time to live; null if they are kept."""
     best: BetterCheckpoint | None = None
     """An older checkpoint that is better than the newest one, by held-out result or else by mean
     reward.
@@ -89,6 +91,7 @@ def find_weights(run_dir: RunDir) -> WeightLocations:
         state=newest.state,
         warning=checkpoints.describe_skipped(newest),
         adapter=_to_text(find_adapter_folder(run_dir, newest)),
+        expires_at=newest.expires_at,
         **best_field,
     )
 

@@ -39,6 +39,7 @@ class RunDir:
         self.stop_now_file = self.path / ".now"
         # The Tinker session of the run while it is open at a remote server.
         self.tinker_session = self.path / "session.json"
+        self.server_pause = self.path / "server_pause.json"
         # Usage of the run when its trainer ended; the last line of the metrics is older.
         self.spent = self.path / "spent.json"
 

@@ -278,15 +278,19 @@ def make_exit_error(spec: ServiceSpec, exit_code: int | None) -> ProcessExitedEr
     """Return the error for a dead service on one line: its exit code, the cause, and how to read
     its log.
 
-    `details["service"]` names the service. Our own processes end their log with an error code and
-    the cause; of others the last line is shown.
+    `details` has the name of the `service`, and the `cause` if its log ends with one. Our own
+    processes end their log with an error code and the cause; of others the last line is shown.
     """
     if exit_code is not None and exit_code < 0:
         how = f"was killed by signal {-exit_code}"
     else:
         how = f"exited with code {exit_code}"
     cause = _find_cause(read_last_lines(spec.log))
-    return ProcessExitedError(f"{spec.name} {how}{cause}; {spec.log_advice}", service=spec.name)
+    return ProcessExitedError(
+        f"{spec.name} {how}{cause}; {spec.log_advice}",
+        service=spec.name,
+        cause=cause.removeprefix(": "),
+    )
 
 
 def _find_cause(last_lines: str) -> str:

@@ -167,6 +167,7 @@ async def _train(
     from lachesis.base.cancellation import run_unless_stopped
     from lachesis.runs.checkpoints import Checkpoints
     from lachesis.trainer.policy import Policy
+    from lachesis.trainer.server_watch import ServerWatch
 
     checkpoints = Checkpoints(run_folder / "checkpoints")
     resume_checkpoint = checkpoints.find_resumable() if args.resume else None
@@ -176,25 +177,31 @@ async def _train(
         log.info(
             "resuming from step %d: %s, with its optimizer", resume_checkpoint.step, resume_path
         )
-    policy = await run_unless_stopped(stop, Policy.create(config, resume_from=resume_path))
+    run_dir = RunDir(run_folder.parent, run_folder.name)
+    watch = ServerWatch(run_dir.server_pause)
+    policy = await run_unless_stopped(
+        stop, watch.run_unless_failed(Policy.create(config, resume_from=resume_path, watch=watch))
+    )
     if policy is None:
         return  # The process was asked to end before there was anything to save.
-    run_dir = RunDir(run_folder.parent, run_folder.name)
     status: Literal["success", "errored"] = "errored"
     try:
         if config.profile != "embedded":  # The embedded engine ends with the run.
             policy.write_session_file(run_dir.tinker_session)
-        await policy.publish()
-        trainer = await _create_trainer(
-            config,
-            policy,
-            checkpoints,
-            resume_checkpoint,
-            run_dir,
-            tokenizer,
-            has_final_evaluation=args.hold,
+        await watch.run_unless_failed(policy.publish())
+        trainer = await watch.run_unless_failed(
+            _create_trainer(
+                config,
+                policy,
+                checkpoints,
+                resume_checkpoint,
+                run_dir,
+                tokenizer,
+                has_final_evaluation=args.hold,
+            )
         )
-        await _serve_and_train(trainer, sock, stop, hold=args.hold)
+        trainer.state.get_pause = watch.get_pause
+        await watch.run_unless_failed(_serve_and_train(trainer, sock, stop, hold=args.hold))
         status = "success"
     finally:
         await policy.close(status)

@@ -170,6 +170,27 @@ class CheckpointManager:
             self.num_to_keep, spared_step=self._find_checkpoint_under_evaluation()
         ):
             await self._remove(old)
+        await self.renew_all()
+
+    async def renew_all(self) -> None:
+        """Let the kept checkpoints live on where the server gives them a time to live."""
+        for manifest in self.checkpoints.list_intact():
+            if manifest.files:  # The embedded engine keeps them on this machine.
+                continue
+            try:
+                async with asyncio.timeout(SERVER_TIMEOUT_S):
+                    expiries = [
+                        await self.policy.renew(path)
+                        for path in (manifest.state, manifest.sampler_weights)
+                    ]
+                earliest = min(filter(None, expiries), default=None)
+                self.checkpoints.note_expiry(manifest.step, earliest)
+            except Exception as error:  # The checkpoint is there all the same.
+                log.warning(
+                    "the time to live of the checkpoint of step %d was not renewed: %r",
+                    manifest.step,
+                    error,
+                )
 
     async def verify_resume(self, manifest: Manifest) -> ResumePoint:
         """Compare the loaded weights with the saved ones by a text's log-probabilities, after

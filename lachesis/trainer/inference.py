@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+import contextlib
+from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ class Inference:
     ) -> list[Sample]:
         """Sample, cut the answers at `stop_ids`, and count them with the version of the weights."""
         prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
-        with self.usage.track_request(ids):
+        with self.usage.track_request(ids), self.watch_failures():
             response = await cancel_on_disconnect(
                 request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
             )
@@ -110,6 +111,16 @@ class Inference:
             self.usage.record_sequence(sample.tokens, sample.logprobs, sample.stop_reason, version)
             self.usage.sampled += len(sequence.tokens) - len(sample.tokens)
         return samples
+
+    @contextlib.contextmanager
+    def watch_failures(self) -> Iterator[None]:
+        """Let the run end when a request fails because of its key, its account or its session."""
+        try:
+            yield
+        except (tinker.TinkerError, ValueError) as error:
+            if self.policy.watch is not None:
+                self.policy.watch.report_exception(error)
+            raise
 
     async def compute_logprobs(self, request: Request, ids: list[int]) -> list[float | None]:
         """Return the log-probability of each token, None for the first."""

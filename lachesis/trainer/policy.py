@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,20 @@ import tinker
 from tinker.lib.base_url import resolve_base_url
 
 from lachesis.base.arrays import Array
-from lachesis.base.errors import CheckpointError, MissingKeyError, ServerDownError
+from lachesis.base.errors import (
+    CheckpointError,
+    MissingKeyError,
+    ModelNotFoundError,
+    ServerDownError,
+    shorten,
+)
 from lachesis.base.files import write_private
+from lachesis.base.tinker_http import make_access_error
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import Batch
 from lachesis.trainer.sdk_data import make_datum, to_data, to_prompts, to_sft_data
+from lachesis.trainer.sdk_internals import install_listener
+from lachesis.trainer.server_watch import ServerWatch
 from lachesis.trainer.sft_examples import SftExample
 from lachesis.trainer.training_metrics import RATIO_BOUNDS, compute_loss_metrics
 from lachesis.trainer.usage import Usage
@@ -30,6 +40,8 @@ log = logging.getLogger(__name__)
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 # How long to try to delete the parts of a failed save, because the server itself may be gone.
 DISCARD_TIMEOUT_S = 5.0
+# How long a checkpoint with a time to live is kept from its last renewal on.
+KEEP_S = 30 * 86_400
 
 
 class Policy:
@@ -52,24 +64,33 @@ class Policy:
         self.num_updates = 0
         # Counts what the requests of this object cost; the trainer sets the run's own.
         self.usage = Usage()
+        self.watch: ServerWatch | None = None
         # Whether an update has begun whose outcome is unknown, also after an error during it.
         self.is_update_under_way = False
         self._rest_client: tinker.RestClient | None = None
         self._session_file: Path | None = None
 
     @classmethod
-    async def create(cls, config: RunConfig, *, resume_from: str | None) -> Policy:
+    async def create(
+        cls, config: RunConfig, *, resume_from: str | None, watch: ServerWatch | None = None
+    ) -> Policy:
         """Create a policy with a new adapter, or with that of a state path and its optimizer.
+
+        `watch` is told what the SDK waits out.
 
         Raises:
             MissingKeyError: The key is missing or refused.
+            BillingError: The account cannot pay.
+            ModelNotFoundError: The server does not offer the model.
             ServerDownError: The server does not respond.
             CheckpointError: The state cannot be loaded.
         """
-        with _translate_sdk_errors(resume_from):
+        with _translate_sdk_errors(config.openai.model_name, resume_from):
             service_client = tinker.ServiceClient(
                 user_metadata={"run": config.env.wandb_name or ""}
             )
+            if watch is not None:
+                await asyncio.to_thread(install_listener, service_client, watch.report)
             if resume_from:
                 load_state = service_client.create_training_client_from_state_with_optimizer_async
                 training_client = await load_state(resume_from)
@@ -80,6 +101,7 @@ class Policy:
                     seed=config.tinker.seed,
                 )
             policy = cls(service_client, training_client, config)
+            policy.watch = watch
             policy.base_sampler = await service_client.create_sampling_client_async(
                 base_model=config.openai.model_name
             )
@@ -101,7 +123,7 @@ class Policy:
             CheckpointError: The weights cannot be loaded.
             ServerDownError: The server does not respond.
         """
-        with _translate_sdk_errors(weights):
+        with _translate_sdk_errors(config.openai.model_name, weights):
             service_client = tinker.ServiceClient()
             base_sampler = await service_client.create_sampling_client_async(
                 base_model=config.openai.model_name
@@ -291,6 +313,21 @@ class Policy:
             except Exception as error:
                 log.warning("%s is still on the server: %r", path, error)
 
+    async def renew(self, path: str) -> str | None:
+        """Let a checkpoint live for another `KEEP_S` seconds if the server would delete it.
+
+        Returns:
+            When it will be deleted, in ISO 8601; None if it is kept for ever.
+        """
+        assert self._rest_client is not None, "this policy is the base model alone"
+        run_id = path.removeprefix("tinker://").split("/")[0]
+        listed = await self._rest_client.list_checkpoints(run_id)
+        entry = next((one for one in listed.checkpoints if one.tinker_path == path), None)
+        if entry is None or entry.expires_at is None:
+            return None
+        await self._rest_client.set_checkpoint_ttl_from_tinker_path(path, KEEP_S)
+        return (datetime.now(UTC) + timedelta(seconds=KEEP_S)).isoformat(timespec="seconds")
+
     async def delete(self, path: str) -> None:
         """Delete a checkpoint from the server."""
         assert self._rest_client is not None, "this policy is the base model alone"
@@ -321,10 +358,25 @@ class Policy:
 
 
 @contextlib.contextmanager
-def _translate_sdk_errors(resume_from: str | None = None) -> Iterator[None]:
+def _translate_sdk_errors(model: str, resume_from: str | None = None) -> Iterator[None]:
     """Translate the SDK's errors during the creation of clients to errors of this project."""
     try:
         yield
+    except tinker.APIStatusError as error:
+        if error.status_code in (401, 402, 403):
+            raise make_access_error(
+                error.status_code, shorten(error.message, 200), resolve_base_url()
+            ) from error
+        if not resume_from and error.status_code in (400, 404):
+            raise ModelNotFoundError(
+                f"the Tinker server does not train {model} ({shorten(error.message, 200)}); "
+                "`lachesis models` lists what it offers now"
+            ) from error
+        if resume_from:
+            raise CheckpointError(
+                f"training cannot continue from {resume_from}: {error}"
+            ) from error
+        raise
     except tinker.APIConnectionError as error:
         raise ServerDownError(f"the Tinker server does not answer: {error}") from error
     except (tinker.TinkerError, ValueError) as error:

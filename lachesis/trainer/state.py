@@ -26,6 +26,8 @@ class TrainerState:
     """When it began to wait for that, in seconds since the epoch."""
     get_spent: Callable[[], Json] = dict
     """Returns the tokens, and the US dollars if prices are known, of all attempts until now."""
+    get_pause: Callable[[], Json | None] = lambda: None
+    """Returns why the Tinker server makes the run wait, if it does; see `ServerWatch`."""
     usage: Usage = field(default_factory=Usage)
     evaluations: EvaluationScheduler = field(default_factory=EvaluationScheduler)
     """Held-out evaluations during training."""

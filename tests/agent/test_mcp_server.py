@@ -81,9 +81,9 @@ async def test_what_an_agent_must_read_is_short(
         await ask(client, "rl_select_environment", name="arithmetic")
         config = await client.call_tool("rl_get_current_config", {})
         results = await client.call_tool("rl_get_results", {"run_id": run.run_id})
-    assert len(listed.model_dump_json(by_alias=True, exclude_none=True)) < 33_000
+    assert len(listed.model_dump_json(by_alias=True, exclude_none=True)) < 34_000
     told_config = config.content[0].text.replace(str(home), "HOME")  # type: ignore[union-attr]
-    assert len(told_config) < 19_000
+    assert len(told_config) < 20_000
     assert "one of" not in told_config, "choices are in `type` already"
     assert len(results.content[0].text) < 9_000  # type: ignore[union-attr]
     told = json.loads(results.content[0].text)  # type: ignore[union-attr]

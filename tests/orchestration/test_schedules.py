@@ -128,6 +128,7 @@ def test_an_agent_schedules_its_draft(home: Path, prefect_api: PrefectApi) -> No
         "profile": "embedded",
         "settings": "env.batch_size=32",
         "from_checkpoint": "best",
+        "by_agent": True,
     }
     listed = ask("rl_list_schedules")
     assert answer["schedule"] in [one["name"] for one in listed["schedules"]]
@@ -149,6 +150,6 @@ def test_the_command_line_schedules_a_training(
     assert main(["unschedule", name]) == 0
     assert main(["unschedule", name]) == 1
     assert "config: there is no schedule" in capsys.readouterr().err
-    locked = ["--set", "tinker.sft_file=/etc/hostname"]
+    locked = ["--set", "tinker.checkpoint_dir=/tmp"]
     assert main([*words, *locked]) == 1
-    assert "locked_field: tinker.sft_file is locked" in capsys.readouterr().err
+    assert "locked_field: tinker.checkpoint_dir is locked" in capsys.readouterr().err

@@ -270,6 +270,7 @@ def _add_schedule(command: argparse.ArgumentParser) -> None:
         "run before it, or that of a run",
     )
     add_launch_options(command)
+    add_yes_option(command)
 
 
 def _add_test(command: argparse.ArgumentParser) -> None:
