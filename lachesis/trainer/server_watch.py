@@ -29,6 +29,7 @@ QUIET_S = 20.0
 WRITE_INTERVAL_S = 5.0
 _ACCESS_STATUSES = (401, 402, 403)
 _STATUS_TEXT = re.compile(r"with status (\d{3})")
+_DETAIL = re.compile(r"'detail': (['\"])(.*?)\1")
 _LOST_SESSION = re.compile(
     r"there is no (model|sampler|session)|session .*(ended|expired|not found)|"
     r"(model|sampler|session) .*not found",
@@ -54,7 +55,7 @@ class ServerWatch:
     def report(self, status: int, text: str) -> None:
         """Note a refusal of the server, or a lost connection (status 0). Any thread may call it."""
         if status in _ACCESS_STATUSES:
-            error = make_access_error(status, shorten(text, 200), get_base_url())
+            error = make_access_error(status, _extract_detail(text), get_base_url())
             self._loop.call_soon_threadsafe(self._fail, error)
         else:
             self._loop.call_soon_threadsafe(self._note_pause, status, text)
@@ -73,16 +74,16 @@ class ServerWatch:
         if status is None and (found := _STATUS_TEXT.search(text)):
             status = int(found.group(1))
         if status in _ACCESS_STATUSES:
-            return make_access_error(int(status), shorten(text, 200), get_base_url())
+            return make_access_error(int(status), _extract_detail(text), get_base_url())
         if _LOST_SESSION.search(text):
             return SessionLostError(
-                f"the Tinker server has ended the session of this run ({shorten(text, 160)}); "
+                f"the Tinker server has ended the session of this run ({_extract_detail(text)}); "
                 "its checkpoints are kept: `lachesis resume RUN` goes on from the last one"
             )
         if type(error).__name__ in ("APIConnectionError", "APITimeoutError"):
             return ServerDownError(
                 f"the Tinker server at {get_base_url()} could not be reached for minutes "
-                f"({shorten(text, 120)}); when it answers again, `lachesis resume RUN` goes on "
+                f"({_extract_detail(text)}); when it answers again, `lachesis resume RUN` goes on "
                 "from the last checkpoint"
             )
         return None
@@ -146,11 +147,18 @@ class ServerWatch:
                 log.warning("the pause was not recorded: %s", error)
 
 
+def _extract_detail(text: str) -> str:
+    """Return what the server has said, without what the SDK has put around it."""
+    if found := _DETAIL.search(text):
+        text = found.group(2)
+    return shorten(" ".join(text.split()), 160)
+
+
 def _describe(status: int, text: str) -> str:
     """Return the reason of a pause in a few words."""
     words = {429: "too many requests", 0: "no connection"}
     name = words.get(status, "a fault of the server" if status >= 500 else "refused")
-    short_text = shorten(" ".join(text.split()), 160)
+    short_text = _extract_detail(text)
     if status == 0:
         return short_text if "paused" in text else f"{name}: {short_text}"
     return f"HTTP {status}, {name}: {short_text}"
