@@ -132,6 +132,14 @@ class RunResults(ResponseModel):
     reward: dict[str, float | None]
     """First and last mean reward, each over five steps, or over half of the steps of a shorter run.
     """
+    loss: float | None = None
+    """Loss of the last step that had one; 0 if no rollout of the run carried a gradient."""
+    accuracy: float | None = None
+    """The newest accuracy on held-out items after at least one step; without one, the share of
+    rollouts of the last steps with a score above 0.
+    """
+    accuracy_source: str | None = None
+    """Which of both it is: `held-out items` or `rollouts of training`."""
     held_out: dict[str, float | None]
     """Accuracy on held-out items before and after training."""
     held_out_intervals: dict[str, Json]

@@ -11,6 +11,7 @@ from lachesis.base.files import read_last_lines
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
 from lachesis.config.prices import TokenCounts
+from lachesis.reporting.last_steps import summarize_last_steps
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
 from lachesis.reporting.pause import describe_pause
 from lachesis.reporting.run_answers import (
@@ -164,6 +165,7 @@ def build_run_results(
         "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
         "error": record.error,
     }
+    curve = build_run_curve(record, run_dir, steps)
     return RunResults(
         run_id=record.run_id,
         status=record.status,
@@ -174,7 +176,8 @@ def build_run_results(
         reward=_compute_first_and_last_reward(steps),
         held_out=read_accuracies(record),
         held_out_intervals=read_accuracy_intervals(record),
-        held_out_curve=build_run_curve(record, run_dir, steps),
+        held_out_curve=curve,
+        **summarize_last_steps(steps, curve),
         weights=find_weights(run_dir),
         final_metrics=steps[-1] if steps else {},
         history=[select_key_metrics(step) for step in sample_history(steps)],
