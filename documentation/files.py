@@ -36,6 +36,7 @@ RUN_FILES = {
     "rollouts": "every rollout as Parquet: prompt, answer, score, tokens, log-probabilities",
     "checkpoints": "one manifest per checkpoint, with a hash of each of its files",
     "engine": "the adapters and optimizer states of the embedded engine",
+    "downloads": "what was received of a checkpoint whose download has broken off",
     "evaluation": "held-out results before and after training, with the answers",
     "evaluation/failed.jsonl": "one line for each evaluation that failed",
     "logs": "one log per process",

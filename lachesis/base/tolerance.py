@@ -8,6 +8,8 @@ in float32 only; elsewhere the mean is compared.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
@@ -24,6 +26,24 @@ FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
 # The weight-sync check allows at least as much between sampler and trainer; see
 # `lachesis.trainer.weight_sync_check`.
 BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
+
+
+# A difference of sampler and trainer was measured on one text; others may differ by this many
+# times as much.
+MEASURED_FACTOR = 3.0
+
+
+def make_measured_tolerance(gaps: Sequence[float]) -> Tolerance | None:
+    """Return the tolerance for a server whose precision was measured, or None without a measure.
+
+    `gaps` are the mean differences of its sampler and its trainer, in nats per token.
+    """
+    finite_gaps = [gap for gap in gaps if math.isfinite(gap)]
+    if not finite_gaps:
+        return None
+    return Tolerance(
+        measure="mean", limit=max(FLOAT32_TOLERANCE.limit, MEASURED_FACTOR * max(finite_gaps))
+    )
 
 
 def get_profile_tolerance(profile: str) -> Tolerance:

@@ -5,25 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.base.errors import CheckpointError, RunStateError
+from lachesis.base.errors import RunStateError
 from lachesis.base.files import create_folder_atomically, storage_errors
 from lachesis.base.timestamps import now_iso
-from lachesis.base.tolerance import get_profile_tolerance
-from lachesis.runs import parity
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, find_best
+from lachesis.runs.download import download_checkpoint
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
+from lachesis.runs.verify_weights import MERGED_FOLDER, TENSORS_FILE, verify_weights
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-# The subfolder of the merged model.
-MERGED_FOLDER = "merged"
+ADAPTER_FILES = ("adapter_config.json", TENSORS_FILE)
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
@@ -198,8 +194,10 @@ def _write_files(
     note.
     """
     adapter = find_adapter_folder(run_dir, manifest)
+    num_breaks = 0
     if adapter is None:
-        _download(manifest, staging_folder)
+        cache = run_dir.downloads / f"step-{manifest.step:06d}"
+        num_breaks = download_checkpoint(manifest.state, cache, staging_folder)
     else:
         with storage_errors(target):
             for name in ADAPTER_FILES:
@@ -215,8 +213,10 @@ def _write_files(
         "exported_at": now_iso(),
         "load": build_loading_code(record.base_model, target),
     }
+    if num_breaks:
+        note["download_continued"] = num_breaks
     if verify:
-        note |= _verify(record, staging_folder, manifest, merged=merged)
+        note |= verify_weights(record, run_dir, staging_folder, manifest, merged=merged)
         if merged:
             note["merged"] = str(target / MERGED_FOLDER)
     files = sorted(file for file in staging_folder.rglob("*") if file.is_file())
@@ -233,69 +233,6 @@ def build_loading_code(base_model: str, target: Path) -> list[str]:
         f"model = PeftModel.from_pretrained(base_model, {str(target.resolve())!r})",
         f"tokenizer = AutoTokenizer.from_pretrained({base_model!r})",
     ]
-
-
-def _verify(
-    record: RunRecord, staging_folder: Path, manifest: Manifest, *, merged: bool
-) -> dict[str, Any]:
-    """Compare the weights in `staging_folder` with log-probabilities of the trained model.
-
-    Returns:
-        The base model's revision, the measured differences, and `verified`: True, or None if the
-        weights cannot be distinguished from those of the base model.
-
-    Raises:
-        CheckpointError: The weights are not those that were trained.
-    """
-    texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    merged_folder = staging_folder / MERGED_FOLDER if merged else None
-    tolerance = get_profile_tolerance(record.profile)
-    adapter_parity, merged_parity, revision = parity.check_adapter(
-        record.base_model, staging_folder, texts, merged_folder, tolerance
-    )
-    results = {"parity": adapter_parity}
-    if merged_parity:
-        results["parity_merged"] = merged_parity
-    for name, result in results.items():
-        if result.verified is False:
-            what = "adapter" if name == "parity" else "merged model"
-            raise CheckpointError(
-                f"the {what} of step {manifest.step} differs from the trained weights: "
-                f"{result.describe()}. Nothing was written; `lachesis weights {record.run_id} "
-                f"--checkpoint {manifest.step} --to DIR --no-verify` writes it without this check"
-            )
-    verified = None if any(result.verified is None for result in results.values()) else True
-    measured = {name: result.model_dump() for name, result in results.items()}
-    return {"base_revision": revision, **measured, "verified": verified}
-
-
-def _download(manifest: Manifest, target: Path) -> None:
-    """Download the checkpoint from the server that trained it with the `tinker` command.
-
-    The key is in the command's environment.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "checkpoint",
-        "download",
-        manifest.state,
-        "--output",
-        str(target),
-    ]
-    completed = subprocess.run(
-        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    for config_file in target.rglob(ADAPTER_FILES[0]):
-        for file in config_file.parent.iterdir():
-            if file.parent != target:
-                shutil.move(str(file), target / file.name)
-    if completed.returncode != 0 or not (target / ADAPTER_FILES[0]).is_file():
-        raise CheckpointError(
-            f"{manifest.state} could not be downloaded: "
-            f"{completed.stderr.strip() or completed.stdout.strip()}"
-        )
 
 
 def _hash_file(file: Path) -> str:

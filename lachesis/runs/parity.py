@@ -26,6 +26,8 @@ MAX_RATIO_TO_BASE = 1.25
 #
 # Otherwise the difference may be rounding, or an adapter of a much earlier step.
 MAX_RATIO_VERIFIED = 0.5
+# A server with this tolerance or a larger one computes in bfloat16.
+MIN_ROUNDED_LIMIT = 0.01
 
 
 class Parity(BaseModel):
@@ -131,7 +133,10 @@ def _compare_adapter(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    base = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    # Against a server that rounds to bfloat16, half of the memory compares as well.
+    is_rounded = tolerance.limit >= MIN_ROUNDED_LIMIT and merged is None
+    dtype = torch.bfloat16 if is_rounded else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(base_model, dtype=dtype)
     revision = _read_revision(base_model, base.config)
     _untie_embeddings(base)
     model = PeftModel.from_pretrained(base, str(adapter)).eval()

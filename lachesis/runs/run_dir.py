@@ -27,6 +27,7 @@ class RunDir:
         # What the run is made of, and a copy of its environments' code.
         self.provenance = self.path / "provenance.json"
         self.sources = self.path / "sources"
+        self.downloads = self.path / "downloads"
         self.evaluation = self.path / "evaluation"
         # One line for each failed evaluation during training.
         self.failed_evaluations = self.evaluation / "failed.jsonl"

@@ -98,9 +98,7 @@ class Rehearsal:
     def start(self, surface: str, name: str) -> str:
         """Start the run after a yes to its cost, and return its id."""
         if surface == "cli":
-            edits = [
-                part for key, value in SETTINGS.items() for part in ("--set", _edit(key, value))
-            ]
+            edits = _list_edits()
             paid = ["--profile", "tinker", "--model", MODEL, "--yes", "--name", name]
             return str(self.run_command("train", "countdown", *paid, *edits)["run_id"])
         self.call(surface, "rl_select_environment", name="countdown", profile="tinker", model=MODEL)
@@ -128,8 +126,9 @@ class Rehearsal:
         return record
 
 
-def _edit(key: str, value: Any) -> str:
-    return f"{key}={json.dumps(value)}"
+def _list_edits() -> list[str]:
+    pairs = [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()]
+    return [word for pair in pairs for word in ("--set", pair)]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +196,7 @@ def _test_first(rehearsal: Rehearsal) -> Rehearsal:
     paid = ["--profile", "tinker"]
     models = rehearsal.run_command("models", *paid)["models"]
     assert [model["name"] for model in models] == [MODEL]
-    edits = [part for key, value in SETTINGS.items() for part in ("--set", _edit(key, value))]
+    edits = _list_edits()
     options = ["--model", MODEL, "--steps", "8", *edits]
     tested = rehearsal.run_command("test", "countdown", *paid, *options)
     summary = tested["result"]["summary"]
@@ -253,6 +252,7 @@ def _assert_no_reward_was_lost(results: Json) -> None:
         "the answer is not an expression",
         "the answer does not use each number once",
         "the answer is longer than any expression",
+        "the answer contains something other than numbers and + - * /",
     }
     assert reasons <= answers, reasons
     metrics = results["final_metrics"]

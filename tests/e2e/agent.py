@@ -119,7 +119,8 @@ def http(tool: str, arguments: Json) -> Any:
     import httpx
 
     method, path = ROUTES[tool]
-    body = arguments if method == "POST" and "{" not in path else None
+    rest = {name: value for name, value in arguments.items() if f"{{{name}}}" not in path}
+    body = rest if method == "POST" and (rest or "{" not in path) else None
     headers = {"X-Lachesis-Session": SESSION, "Authorization": f"Bearer {os.environ['TOKEN']}"}
     url = os.environ["URL"] + path.format(**arguments)
     answer = httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False)
