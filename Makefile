@@ -48,7 +48,7 @@ coverage: $(INSTALLED)
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/e2e -m 'matrix or pages' \
+	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/cloud tests/e2e -m 'matrix or pages' \
 	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 serve: $(INSTALLED)
