@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.cli import console, show_runs
 from lachesis.cli.main import main
-from lachesis.runs import export
+from lachesis.runs import export, verify_weights
 from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
@@ -266,3 +266,19 @@ def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
         CheckpointError, match=r"differs from the trained weights: .* on average \(allowed: 0\.05\)"
     ):
         export.export(cloud, folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("gap", "by_server", "here"), [(1e-7, 1e-3, 0.05), (0.01, 0.03, 0.05), (0.03, 0.09, 0.09)]
+)
+def test_a_measured_difference_only_raises_the_limit_of_this_machine(
+    trained: Run, folder: RunDir, gap: float, by_server: float, here: float
+) -> None:
+    """Two halves of a server that round alike agree, and yet differ from float32."""
+    cloud = trained.record.model_copy(update={"profile": "tinker"})
+    folder.metrics.write_text(json.dumps({"step": 1, "weights/sampler_gap": gap}) + "\n")
+    measured = verify_weights.measure_tolerance(cloud, folder)
+    chosen = verify_weights.choose_tolerance(cloud, folder)
+    assert (measured.limit, chosen.limit) == pytest.approx((by_server, here))
+    assert {measured.measure, chosen.measure} == {"mean"}
+    assert verify_weights.choose_tolerance(trained.record, folder).measure == "largest"

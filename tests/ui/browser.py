@@ -15,6 +15,9 @@ __all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_page", "serve"]
 PATIENCE_MS = 20_000
 # Chromium gives up a request when a network interface of the machine changes, and asks again.
 NETWORK_CHANGED = "net::ERR_NETWORK_CHANGED"
+# htmx logs as errors that it took back a request which a newer one replaces. The first message
+# precedes each kind of failure, and each kind that is one has a second message of its own.
+REPLACED = ("htmx:afterRequest", "htmx:sendAbort")
 
 
 @dataclass
@@ -63,6 +66,7 @@ def open_page(
 
 
 def _note(watched: Watched, message: ConsoleMessage) -> None:
-    if message.type in ("error", "warning") and NETWORK_CHANGED not in message.text:
+    harmless = NETWORK_CHANGED in message.text or message.text.startswith(REPLACED)
+    if message.type in ("error", "warning") and not harmless:
         place = message.location["url"]
         watched.complaints.append(f"{message.type}: {message.text} ({place})")
