@@ -84,7 +84,10 @@ def choose_port(preferred: int) -> int:
         check_port(preferred)
     except PortInUseError:
         return reserve_free_ports(1)[0]
-    return preferred if _lock_port(preferred) else reserve_free_ports(1)[0]
+    if _lock_port(preferred):
+        return preferred
+    # The other process does not listen yet, so the system may give its port as a free one.
+    return next(port for port in reserve_free_ports(2) if port != preferred)
 
 
 def _lock_port(port: int) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 from lachesis.base.errors import PortInUseError
 from lachesis.base.secrets import build_child_env, find_secret_values, read_passed_variables, redact
+from lachesis.supervision import ports
 from lachesis.supervision.ports import check_port, choose_port, reserve_free_ports
 
 
@@ -157,3 +158,16 @@ def test_two_processes_never_choose_the_same_port(
         second.communicate()
     assert choose_port(port) == port, "both have ended"
     assert choose_port(port) == port, "a process may choose its own port again"
+
+
+def test_a_port_that_another_process_has_chosen_is_not_taken_for_a_free_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one does not listen yet, so the system may give its port to anybody."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        chosen = server.getsockname()[1]
+    other = reserve_free_ports(1)[0]
+    monkeypatch.setattr(ports, "_lock_port", lambda port: False)
+    monkeypatch.setattr(ports, "reserve_free_ports", lambda count: [chosen, other][:count])
+    assert choose_port(chosen) == other
