@@ -4,6 +4,7 @@ its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from lachesis.orchestration.server_info import server_file
@@ -122,3 +124,43 @@ def processes_under(home: Path) -> dict[int, str]:
         if str(home).encode() in text and state != "Z" and int(folder.name) != os.getpid():
             commands[int(folder.name)] = command.replace(b"\0", b" ").decode()
     return commands
+
+
+@contextlib.contextmanager
+def serve_surfaces(home: Path) -> Iterator[dict[str, dict[str, str]]]:
+    """Run `lachesis mcp --http` and `lachesis api`, and yield the address and the token that an
+    agent needs for each, by transport.
+    """
+    mcp_port, api_port = reserve_free_ports(2)
+    env = {**os.environ, "LACHESIS_HOME": str(home)}
+    processes = []
+    for words in (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)]):
+        command = [sys.executable, "-m", "lachesis.cli.main", *words]
+        with (home / f"{words[0]}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+    mcp_url, api_url = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
+    try:
+        for url, process in ((f"{mcp_url}/mcp", processes[0]), (f"{api_url}/health", processes[1])):
+            _wait_for_answer(url, process)
+        token = (home / "token").read_text()
+        yield {
+            "mcp-http": {"URL": mcp_url, "TOKEN": token},
+            "http": {"URL": api_url, "TOKEN": token},
+        }
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait(10)
+
+
+def _wait_for_answer(url: str, process: subprocess.Popen[bytes]) -> None:
+    until = deadline(60)
+    while True:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        try:
+            httpx.get(url, trust_env=False)
+        except httpx.HTTPError:
+            time.sleep(0.1)
+        else:
+            return

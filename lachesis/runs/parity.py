@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,8 +142,9 @@ def _compare_adapter(
     _untie_embeddings(base)
     model = PeftModel.from_pretrained(base, str(adapter)).eval()
     with model.disable_adapter():
-        base_mean = float(_compute_differences(model, texts).mean())
-    adapter_parity = _build_parity(_compute_differences(model, texts), texts, base_mean, tolerance)
+        base_differences = _compute_differences(model, texts)
+    base_mean = sum(base_differences) / len(base_differences)
+    adapter_parity = build_parity(_compute_differences(model, texts), base_mean, texts, tolerance)
     if merged is None:
         return adapter_parity, None, revision
     # Merging changes `model`, so the adapter had to be compared before.
@@ -150,7 +152,7 @@ def _compare_adapter(
     AutoTokenizer.from_pretrained(base_model).save_pretrained(merged)
     merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
     merged_differences = _compute_differences(merged_model, texts)
-    merged_parity = _build_parity(merged_differences, texts, base_mean, tolerance)
+    merged_parity = build_parity(merged_differences, base_mean, texts, tolerance)
     return adapter_parity, merged_parity, revision
 
 
@@ -167,12 +169,11 @@ def _untie_embeddings(model: Any) -> None:
         model.config.tie_word_embeddings = False
 
 
-def _compute_differences(model: Any, texts: Texts) -> Any:
+def _compute_differences(model: Any, texts: Texts) -> list[float]:
     """Return how far the model's log-probabilities are from those that come with the texts.
 
     Returns:
-        A one-dimensional tensor with the absolute difference in nats of every token but each
-        text's first.
+        The absolute difference in nats of every token but each text's first.
     """
     import torch
 
@@ -184,11 +185,20 @@ def _compute_differences(model: Any, texts: Texts) -> Any:
         differences.append(
             (values.gather(1, ids[0, 1:, None])[:, 0] - torch.tensor(logprobs)).abs()
         )
-    return torch.cat(differences)
+    values_in_nats: list[float] = torch.cat(differences).tolist()
+    return values_in_nats
 
 
-def _build_parity(differences: Any, texts: Texts, base_mean: float, tolerance: Tolerance) -> Parity:
-    largest, mean = float(differences.max()), float(differences.mean())
+def build_parity(
+    differences: Sequence[float], base_mean: float, texts: Texts, tolerance: Tolerance
+) -> Parity:
+    """Return the judgement of differences, in nats, of all tokens of the texts.
+
+    `base_mean` is the mean difference of the base model.
+    """
+    mean = sum(differences) / len(differences)
+    # The function max() may pass over a value that is NaN.
+    largest = math.nan if math.isnan(mean) else max(differences)
     return Parity(
         texts=len(texts),
         tokens=len(differences),

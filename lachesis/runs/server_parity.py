@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lachesis.base.errors import CheckpointError
 from lachesis.base.tolerance import Tolerance
-from lachesis.runs.parity import Parity, Texts, judge_weights
+from lachesis.runs.parity import Parity, Texts, build_parity
 
 
 def check_on_server(
@@ -42,18 +42,8 @@ def check_on_server(
         raise CheckpointError(
             f"{sampler_weights} cannot be compared by its server: {error}"
         ) from error
-    largest, mean = max(differences), sum(differences) / len(differences)
     base_mean = sum(base_differences) / len(base_differences)
-    return Parity(
-        texts=len(texts),
-        tokens=len(differences),
-        largest=largest,
-        mean=mean,
-        base_mean=base_mean,
-        measure=tolerance.measure,
-        limit=tolerance.limit,
-        verified=judge_weights(largest, mean, base_mean, tolerance),
-    )
+    return build_parity(differences, base_mean, texts, tolerance)
 
 
 def _compute_differences(client: object, texts: Texts) -> list[float]:

@@ -1,4 +1,4 @@
-"""What the owner's policy.yaml allows agents, and that no tool gets past it."""
+"""Check what the owner's policy.yaml allows agents, and that no tool gets past it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong at a cloud, one class per misfortune.
+"""Make things go wrong at the rehearsal cloud: one class per misfortune.
 
 A fault sees each call before it reaches the engine, and each answer before it reaches the client.
 `calls` says which calls it meets, by the first part of their path; `count` how many of them, where

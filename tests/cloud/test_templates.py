@@ -88,10 +88,10 @@ def test_what_a_model_cannot_do_is_refused(
 
 
 def test_a_trainer_that_shows_other_tokens_is_found_at_the_first_prompt() -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def tokenize(request: Request) -> JSONResponse:
-        asked.append((request.headers["authorization"], await request.json()))
+        requests.append((request.headers["authorization"], await request.json()))
         return JSONResponse({"tokens": theirs})
 
     tokenizer = build_tokenizer(STAND_INS[QWEN])
@@ -103,7 +103,7 @@ def test_a_trainer_that_shows_other_tokens_is_found_at_the_first_prompt() -> Non
         with pytest.raises(RLEnvironmentError, match="into other tokens, from position"):
             encode_first_prompt(tokenizer, MESSAGES)
         assert encode_first_prompt(tokenizer, MESSAGES), "it is compared once"
-    assert asked == [("Bearer secret", {"messages": MESSAGES})]
+    assert requests == [("Bearer secret", {"messages": MESSAGES})]
 
 
 @pytest.mark.parametrize(

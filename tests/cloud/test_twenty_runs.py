@@ -18,19 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.catalog.describe import collect_examples, find_environment
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.ports import reserve_free_ports
 from tests.cloud.running import ServedCloud, serve_cloud
 from tests.cloud.stand_ins import ensure_stand_in, make_recipe
 from tests.endpoint import Endpoint
 from tests.patience import deadline
-from tests.served import serve_home
+from tests.served import serve_home, serve_surfaces
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -104,9 +102,9 @@ class Rehearsal:
         self.call(surface, "rl_select_environment", name="countdown", profile="tinker", model=MODEL)
         for key, value in SETTINGS.items():
             self.call(surface, "rl_edit_config", field=key, value=value)
-        asked = self.call(surface, "rl_start_training", allow_duplicate=True)
-        assert asked["confirmation_required"] is True
-        assert "US dollars (expected" in asked["message"]
+        question = self.call(surface, "rl_start_training", allow_duplicate=True)
+        assert question["confirmation_required"] is True
+        assert "US dollars (expected" in question["message"]
         started = self.call(surface, "rl_start_training", allow_duplicate=True, confirm=True)
         return str(started["run_id"])
 
@@ -147,48 +145,8 @@ def rehearsal(
         patch.delenv("LACHESIS_NO_SERVE", raising=False)
         env = dict(os.environ)
         for _ in serve_home(home, endpoint, **cloud.env):
-            with _serve_surfaces(home, env) as places:
-                made = Rehearsal(home, cloud, env, places, {})
-                yield _test_first(made)
-
-
-def _serve_surfaces(home: Path, env: dict[str, str]) -> Any:
-    import contextlib
-
-    @contextlib.contextmanager
-    def serve() -> Iterator[dict[str, dict[str, str]]]:
-        mcp_port, api_port = reserve_free_ports(2)
-        words = (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)])
-        started = []
-        for one in words:
-            with (home / f"{one[0]}.log").open("wb") as log:
-                command = [sys.executable, "-m", "lachesis.cli.main", *one]
-                started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-        urls = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
-        for url in (f"{urls[0]}/mcp", f"{urls[1]}/health"):
-            _wait_for_answer(url)
-        token = (home / "token").read_text()
-        yield {
-            "mcp-http": {"URL": urls[0], "TOKEN": token},
-            "http": {"URL": urls[1], "TOKEN": token},
-        }
-        for process in started:
-            process.terminate()
-            process.wait(10)
-
-    return serve()
-
-
-def _wait_for_answer(url: str) -> None:
-    until = deadline(60)
-    while time.monotonic() < until:
-        try:
-            httpx.get(url, trust_env=False)
-        except httpx.HTTPError:
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError(url)
+            with serve_surfaces(home) as places:
+                yield _test_first(Rehearsal(home, cloud, env, places, {}))
 
 
 def _test_first(rehearsal: Rehearsal) -> Rehearsal:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,10 +13,9 @@ import httpx
 import pytest
 
 from lachesis.base.json_text import Json
-from lachesis.supervision.ports import reserve_free_ports
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
-from tests.patience import deadline
+from tests.served import serve_surfaces
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -34,39 +29,8 @@ SETTINGS: dict[str, Json] = {
 @pytest.fixture(scope="module")
 def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
     """`lachesis mcp --http` and `lachesis api`, and what an agent must know of each transport."""
-    mcp_port, api_port = reserve_free_ports(2)
-    env = {**os.environ, "LACHESIS_HOME": str(served_home)}
-    started = []
-    for words in (["mcp", "--http", "--port", str(mcp_port)], ["api", "--port", str(api_port)]):
-        command = [sys.executable, "-m", "lachesis.cli.main", *words]
-        with (served_home / f"{words[0]}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-    mcp_url, api_url = f"http://127.0.0.1:{mcp_port}", f"http://127.0.0.1:{api_port}"
-    for url, process in ((f"{mcp_url}/mcp", started[0]), (f"{api_url}/health", started[1])):
-        _wait_answer(url, process)
-    token = (served_home / "token").read_text()
-    yield {
-        "stdio": {},
-        "hermes": {},
-        "mcp-http": {"URL": mcp_url, "TOKEN": token},
-        "http": {"URL": api_url, "TOKEN": token},
-    }
-    for process in started:
-        process.terminate()
-        process.wait(10)
-
-
-def _wait_answer(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = deadline(60)
-    while True:
-        assert process.poll() is None
-        assert time.monotonic() < until
-        try:
-            httpx.get(url, trust_env=False)
-        except httpx.HTTPError:
-            time.sleep(0.1)
-        else:
-            return
+    with serve_surfaces(served_home) as places:
+        yield {"stdio": {}, "hermes": {}, **places}
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ PRICES = Prices(prefill=0.195, sample=0.6, train=0.44, dated="2026-10-07")
 
 @pytest.fixture
 def forecast() -> Json:
-    made = make_forecast(GROUPS, PLANNED, PRICES, storage_price=0.1)
-    assert made is not None
-    return made.model_dump(mode="json")
+    forecast = make_forecast(GROUPS, PLANNED, PRICES, storage_price=0.1)
+    assert forecast is not None
+    return forecast.model_dump(mode="json")
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def test_a_person_is_asked(
     code: int,
     count: int,
 ) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def ask(prompt: str) -> str:
-        asked.append(prompt)
+        prompts.append(prompt)
         return answer
 
     terminal = io.StringIO()
@@ -123,7 +123,7 @@ def test_a_person_is_asked(
     monkeypatch.setattr("sys.stdin", terminal)
     monkeypatch.setattr(builtins, "input", ask)
     assert train() == code
-    assert asked == ["Start this run? [y/N] "]
+    assert prompts == ["Start this run? [y/N] "]
     assert len(started) == count
     shown = capsys.readouterr()
     assert "there is no forecast" in shown.out + shown.err

@@ -172,7 +172,9 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
             require_validation(tests, config, {config.environment: str(file)})
 
     def add(**changes: object) -> None:
-        asked = InferenceRequest(environment="e", environment_file=str(file), models=["embedded:m"])
+        request = InferenceRequest(
+            environment="e", environment_file=str(file), models=["embedded:m"]
+        )
         own = {
             "fingerprint": compute_fingerprint(file),
             "own_values": config.env.model_extra,
@@ -189,7 +191,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
             "verdict": {"word": word, "evidence": ["nothing is right"]},
             "forecast": made and made.model_dump(mode="json"),
         }
-        test = tests.create(asked, "", **{**own, **changes})
+        test = tests.create(request, "", **{**own, **changes})
         result = {"summary": {"verdict": word}, "models_tested": [result_of_model]}
         tests.save(
             test.model_copy(
