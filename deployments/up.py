@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -29,11 +28,10 @@ from deployments.page_server import PageServer
 from deployments.run_lines import RunLines
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, ProcessExitedError, RunStateError
-from lachesis.base.files import read_last_lines, storage_errors, write_private
+from lachesis.base.files import read_last_lines, storage_errors
+from lachesis.base.keys import adopt_keys
 from lachesis.base.process_groups import signal_group
 from lachesis.base.secrets import build_child_env
-from lachesis.base.timestamps import now_iso
-from lachesis.config.profiles import list_all_keys
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import (
     READY_LINE,
@@ -43,7 +41,11 @@ from lachesis.orchestration.server import (
     read_monitor_interval_s,
     require_other_server,
 )
-from lachesis.orchestration.server_info import read_auth_string, server_file
+from lachesis.orchestration.server_info import (
+    read_auth_string,
+    remove_server_info,
+    write_server_info,
+)
 from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
 from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
 from lachesis.supervision.ports import check_port, choose_port
@@ -103,6 +105,8 @@ class Launcher:
 
     def __init__(self, home: Path, port: int | None) -> None:
         self.home, self.port = home, port
+        # The runner and all runs inherit them.
+        self.key_places = adopt_keys()
         self.logs = home / "logs"
         self.children: list[ManagedProcess] = []
         self.page_server = PageServer(home)
@@ -221,17 +225,15 @@ class Launcher:
 
     def _write_server_info(self) -> None:
         """Write where the server is, for the other processes of this home."""
-        url = self.api_url
-        content = {
-            "api_url": url,
-            "ui_url": url.removesuffix("/api"),
-            "pid": os.getpid(),
-            "pids": {child.name: child.process.pid for child in self.children},
-            "max_runs": read_max_runs_setting(),
-            "keys": [name for name in list_all_keys() if os.environ.get(name)],
-            "started_at": now_iso(),
-        }
-        write_private(server_file(self.home), json.dumps(content))
+        write_server_info(
+            self.home,
+            {
+                "api_url": self.api_url,
+                "pids": {child.name: child.process.pid for child in self.children},
+                "max_runs": read_max_runs_setting(),
+                "key_places": self.key_places,
+            },
+        )
 
     def _spawn_server(self) -> int:
         if self.port is not None:
@@ -321,9 +323,7 @@ class Launcher:
         """End the runner, wait, and end the server, which the runner needs to report how its runs
         ended.
         """
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if json.loads(server_file(self.home).read_text())["pid"] == os.getpid():
-                server_file(self.home).unlink()
+        remove_server_info(self.home)
         self.page_server.end()
         for child in reversed(self.children):
             signal_group(child.process.pid, signal.SIGTERM)

@@ -34,8 +34,13 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
             "embedded",
             "The profile of commands and tools that name none: embedded, tinker or custom.",
         ),
-        "TINKER_API_KEY": ("none", "The key of the Tinker cloud, or of another server."),
+        "TINKER_API_KEY": (
+            "none",
+            "The key of the Tinker cloud, or of another server. A key may also be in Hermes "
+            "Agent's file or in the keyring; see [Where the key is](../how-to/tinker.md).",
+        ),
         "TINKER_BASE_URL": ("none", "The address of another server that speaks the protocol."),
+        "HERMES_HOME": ("~/.hermes", "The folder of Hermes Agent; its file `.env` may hold keys."),
         "OMP_NUM_THREADS": (
             "the number of cores",
             "The largest number of threads of PyTorch. The embedded engine measures which number "
@@ -78,7 +83,7 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "LACHESIS_NO_SERVE": (
             "0",
-            "With 1, `train` and `test` start no server where none runs, and say so.",
+            "With 1, commands and agents' tools start no server where none runs, and say so.",
         ),
         "LACHESIS_SERVER_NAMES": (
             "none",

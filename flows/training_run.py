@@ -15,7 +15,7 @@ from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
 from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
-from lachesis.config.profiles import check_profile
+from lachesis.config.profiles import adopt_profile_keys, check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.runs.checkpoints import Checkpoints
@@ -45,6 +45,7 @@ class TrainingRun:
         # The hashes of a large checkpoint may take minutes; until then the last check is recent.
         self.check_stop_request = throttle(self._raise_if_stop_requested)
         self.folder = store.dir(record.run_id)
+        adopt_profile_keys(record.profile)
         check_profile(record.profile)
         checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
         config = RunConfig.from_yaml(self.folder.config)

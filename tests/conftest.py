@@ -37,6 +37,9 @@ os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["OMP_NUM_THREADS"] = "1"
 # an accidental server fails instead of starting
 os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
+# the developer's keys stay where they are
+os.environ["HERMES_HOME"] = "/nonexistent"
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.null.Keyring"
 TOKEN = "tml-test"
 SAME_WORKER = {
     "tests/e2e/test_monitoring.py": "tests/e2e/test_agents.py",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from lachesis.agent.session import get_default_profile
+from lachesis.base.keys import read_key
 from lachesis.config.profiles import PROFILES, list_missing_keys
 from lachesis.orchestration import server
 
@@ -24,11 +24,7 @@ def get_missing_keys() -> list[str]:
     profile = get_default_profile()
     if profile not in PROFILES:
         return []
-    return [
-        key
-        for key in list_missing_keys(profile, server.read_key_names())
-        if not os.environ.get(key)
-    ]
+    return [key for key in list_missing_keys(profile, server.read_key_names()) if not read_key(key)]
 
 
 def check_rl_api_keys() -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from lachesis import __version__
-from lachesis.agent import schemas
+from lachesis.agent import schemas, views
+from lachesis.agent.background_server import can_start_server
 from lachesis.agent.session import AgentSession, get_default_profile
 from lachesis.agent.session_store import SessionState
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError
+from lachesis.base.keys import describe_places
 from lachesis.config.profiles import list_missing_keys, load_profile_values
 from lachesis.orchestration import server
 from lachesis.orchestration.server_info import find_api_url
@@ -18,7 +20,14 @@ def check_health(session: AgentSession) -> schemas.ServiceHealth:
     raised.
     """
     server_problem = server.find_server_problem(session.service.store.home)
-    problems = [server_problem] if server_problem else []
+    problems, note = [], None
+    if server_problem and can_start_server():
+        note = (
+            "no Prefect server runs here; the first tool that needs one starts it, which takes "
+            "about 20 s"
+        )
+    elif server_problem:
+        problems.append(server_problem)
     state = SessionState()
     try:
         state = session.session_file.read()
@@ -34,7 +43,9 @@ def check_health(session: AgentSession) -> schemas.ServiceHealth:
     scan = session.service.list_environments()
     problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
     problems += [
-        f"profile {profile} needs {key} in the environment of `lachesis serve`" for key in missing
+        f"profile {profile} needs {key} in the environment of `lachesis serve`, in "
+        f"{describe_places()}"
+        for key in missing
     ]
     return schemas.ServiceHealth(
         status="degraded" if problems else "ok",
@@ -51,4 +62,5 @@ def check_health(session: AgentSession) -> schemas.ServiceHealth:
         max_runs=server.get_max_runs(),
         session=session.session_file.name,
         home=str(paths.home()),
+        **views.drop_empty(note=note),
     )

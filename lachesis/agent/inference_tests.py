@@ -23,13 +23,12 @@ def run_inference_test(
     session: AgentSession,
     options: TestOptions,
     report_progress: ReportProgress,
-    wait_s: float = MAX_TEST_WAIT_S,
+    deadline: float | None = None,
 ) -> schemas.TestReport:
-    """Test the draft's environment and return a report after at most about `wait_s` seconds.
+    """Test the draft's environment, and return a report when it has ended or the time is over.
 
-    The same call again continues to wait for the same test.
+    The same call again continues to wait for the same test. `deadline` is as in `wait_for_test`.
     """
-    deadline = time.monotonic() + wait_s
     with session.session_file.change() as state:
         draft = session.require_draft(state)
         request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}

@@ -42,7 +42,7 @@ def preview_start(session: AgentSession, start_from: str | None = None) -> schem
     preview = session.service.preview_record(launch)
     config, plan, forecast = preview.launch.config, preview.plan, preview.record.forecast
     missing = list_missing_keys(draft.profile, server.read_key_names())
-    key_problem = missing and f"{', '.join(missing)} is not in the environment of `lachesis serve`"
+    key_problem = missing and f"{', '.join(missing)} is not known to `lachesis serve`"
     problem = key_problem or find_model_problem(launch, config, session.service.store.home)
     return schemas.StartAnswer(
         message="nothing was started; this is what rl_start_training() would start",

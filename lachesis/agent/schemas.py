@@ -115,6 +115,8 @@ class ScheduleAnswer(ResponseModel):
     """A schedule that was made or removed."""
 
     message: str
+    server_started: str | None = None
+    """Present if this call has started the Prefect server of this home."""
     schedule: str | None
     """Its name."""
     parameters: Json | None = None
@@ -132,6 +134,8 @@ class StartAnswer(ResponseModel):
     """
 
     message: str
+    server_started: str | None = None
+    """Present if this call has started the Prefect server of this home."""
     run_id: str | None = None
     status: str | None = None
     """"starting" for a new run."""
@@ -269,6 +273,8 @@ class TestReport(ResponseModel):
     status: str
     """pending, running, completed or failed."""
     message: str | None = None
+    server_started: str | None = None
+    """Present if this call has started the Prefect server of this home."""
     environment: str
     environment_file: str
     test_config: TestConfig | None = None
@@ -349,3 +355,5 @@ class ServiceHealth(ResponseModel):
     max_runs: int
     session: str
     home: str
+    note: str | None = None
+    """What is not there yet and comes by itself."""

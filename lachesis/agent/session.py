@@ -18,6 +18,7 @@ from lachesis.agent.session_store import Draft, LastReport, SessionFile, Session
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
+from lachesis.base.keys import describe_places
 from lachesis.base.typed_values import read_env_number
 from lachesis.config.profiles import list_missing_keys
 from lachesis.orchestration import server, submit
@@ -76,7 +77,7 @@ class AgentSession:
         if missing:
             warnings.append(
                 f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment "
-                "of `lachesis serve`"
+                f"of `lachesis serve`, in {describe_places()}"
             )
         with self.session_file.change() as state:
             state.draft = draft

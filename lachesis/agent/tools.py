@@ -7,6 +7,7 @@ use `AgentTool.run_safely`, which returns the answer as JSON and says whether it
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -26,6 +27,7 @@ from lachesis.agent.availability import (
     check_rl_python_version,
     get_missing_keys,
 )
+from lachesis.agent.background_server import call_with_server
 from lachesis.agent.registry import (
     TOOLS,
     AgentTool,
@@ -34,6 +36,7 @@ from lachesis.agent.registry import (
     run_catching_errors,
     tool,
 )
+from lachesis.agent.session import MAX_TEST_WAIT_S
 from lachesis.agent.tool_arguments import (
     AllowDuplicate,
     AnsweringModel,
@@ -181,13 +184,18 @@ def rl_start_training(
     if not confirm and previews.must_confirm(context.session, resume):
         return previews.ask_for_confirmation(context.session, resume, start_from)
     if resume is not None:
-        return context.session.resume(resume, limits)
-    return context.session.start(
-        key=idempotency_key,
-        allow_duplicate=allow_duplicate,
-        require_validation=require_validation,
-        start_from=start_from,
-        confirmed=confirm,
+        return call_with_server(
+            lambda: context.session.resume(resume, limits), context.report_progress
+        )
+    return call_with_server(
+        lambda: context.session.start(
+            key=idempotency_key,
+            allow_duplicate=allow_duplicate,
+            require_validation=require_validation,
+            start_from=start_from,
+            confirmed=confirm,
+        ),
+        context.report_progress,
     )
 
 
@@ -210,8 +218,11 @@ def rl_schedule_training(
         return schedules.remove_schedule(context.session, remove)
     if not confirm and previews.must_confirm(context.session):
         return schedules.preview_schedule(context.session, cron or "", timezone)
-    return schedules.schedule_draft(
-        context.session, cron or "", timezone, start_from, confirmed=confirm
+    return call_with_server(
+        lambda: schedules.schedule_draft(
+            context.session, cron or "", timezone, start_from, confirmed=confirm
+        ),
+        context.report_progress,
     )
 
 
@@ -325,7 +336,13 @@ def rl_test_inference(
         max_tokens=max_tokens if prompts else None,
         temperature=temperature if prompts else None,
     )
-    return inference_tests.run_inference_test(context.session, options, context.report_progress)
+    deadline = time.monotonic() + MAX_TEST_WAIT_S
+    return call_with_server(
+        lambda: inference_tests.run_inference_test(
+            context.session, options, context.report_progress, deadline
+        ),
+        context.report_progress,
+    )
 
 
 @tool(ToolHints(open_world=True))

@@ -37,12 +37,22 @@ INHERITED_VARIABLES = (
 )  # fmt: skip
 
 
+# Secrets of this process that are not in its environment.
+_remembered_secrets: set[str] = set()
+
+
+def remember_secret(value: str) -> None:
+    """Redact this value too from now on."""
+    _remembered_secrets.add(value)
+
+
 def redact(text: str) -> str:
     """Return the text with the values of this process's secrets replaced by `***`.
 
     Redact before shortening a text: half of a secret is not recognised.
     """
-    for value in find_secret_values(os.environ):
+    remembered = {f"KEY_{number}": value for number, value in enumerate(_remembered_secrets)}
+    for value in find_secret_values({**os.environ, **remembered}):
         text = text.replace(value, "***")
     return text
 

@@ -6,14 +6,13 @@ sampling go through the SDK.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from lachesis.base.errors import BillingError, MissingKeyError, ServerDownError, shorten
 from lachesis.base.json_text import Json
+from lachesis.base.keys import read_key
 from lachesis.base.tls import get_tls_context
 
 # Where the SDK sends its requests unless TINKER_BASE_URL says otherwise.
@@ -21,10 +20,9 @@ DEFAULT_BASE_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 TIMEOUT_S = 20.0
 
 
-def get_base_url(environ: Mapping[str, str] | None = None) -> str:
-    """Return the address of the Tinker server that the environment variables name."""
-    variables = os.environ if environ is None else environ
-    return (variables.get("TINKER_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+def get_base_url() -> str:
+    """Return the address of the Tinker server that this process uses."""
+    return (read_key("TINKER_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
 
 
 def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:

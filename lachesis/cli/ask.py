@@ -15,6 +15,7 @@ from lachesis.base.errors import ArgumentsError, EngineRequestError
 from lachesis.base.json_text import Json
 from lachesis.cli import console
 from lachesis.cli.console import print_answer
+from lachesis.config.profiles import adopt_profile_keys
 from lachesis.service import LachesisService
 from lachesis.supervision.model_server import ModelEndpoint, select_checkpoint, serve_run_model
 from lachesis.supervision.ports import check_port
@@ -119,6 +120,7 @@ def _serve(
     """Serve the checkpoint that was named, with a note while it is loaded."""
     service = LachesisService()
     record = service.store.load(args.run)
+    adopt_profile_keys(record.profile)
     run_dir = service.store.dir(record.run_id)
     manifest = select_checkpoint(run_dir, args.checkpoint)
     if not args.json:

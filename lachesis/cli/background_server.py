@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -36,7 +35,7 @@ def check_with_server(
         # A server that is known may be gone.
         server.require_server(service.store.home)
     except ServerDownError:
-        if args.no_serve or not _can_start():
+        if args.no_serve or not server.can_start_server():
             raise
     else:
         return checked
@@ -49,10 +48,3 @@ def check_with_server(
         f"Prefect pages: {server_info.get('ui_url')}; `lachesis serve --stop` ends both"
     )
     return check()
-
-
-def _can_start() -> bool:
-    """Return whether a server is ours to start: no launcher of this home runs, and no variable
-    names a server that somebody else keeps.
-    """
-    return server.find_running_server() is None and not os.environ.get("PREFECT_API_URL")

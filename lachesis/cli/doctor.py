@@ -18,10 +18,13 @@ from rich.text import Text
 
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, PortInUseError
+from lachesis.base.json_text import Json
+from lachesis.base.keys import ENVIRONMENT, describe_places, find_key
 from lachesis.cli import console
 from lachesis.cli.layout import make_pairs_table
 from lachesis.config.profiles import PROFILES, list_missing_modules
-from lachesis.orchestration.server import find_running_server, read_key_names
+from lachesis.orchestration.server import find_running_server
+from lachesis.orchestration.server_info import read_server_info
 from lachesis.runs import cleanup
 from lachesis.runs.provenance import list_gpus
 from lachesis.runs.store import RunStore
@@ -32,6 +35,8 @@ from lachesis.tiny_model import build
 PREFECT_PORT = 4200
 HUB_URL, HUB_TIMEOUT_S = "https://huggingface.co", 3.0
 MIN_MEMORY_BYTES = 3 * 2**30
+# Keys of services that a run can do without.
+KEYS = {"key of OpenRouter": ("OPENROUTER_API_KEY",), "key of W&B": ("WANDB_API_KEY",)}
 VERSIONED_PACKAGES = ("lachesis-rl", "torch", "transformers", "tinker", "atroposlib", "prefect")
 
 
@@ -214,24 +219,41 @@ def _check_server() -> DoctorCheck:
 
 
 def _check_keys() -> list[DoctorCheck]:
-    checks, serving_keys = [], read_key_names()
-    for profile in PROFILES.values():
-        if profile.required_keys:
-            missing = [key for key in profile.required_keys if not os.environ.get(key)]
-            state = f"without {', '.join(missing)}" if missing else "set in this shell"
-            remedy = f"set {', '.join(missing)} in the environment"
-            if serving_keys is not None:  # Runs have the keys of the launcher, not of this shell.
-                missing = [key for key in profile.required_keys if key not in serving_keys]
-                state = "set in `lachesis serve`"
-                if missing:
-                    state = f"`lachesis serve` runs without {', '.join(missing)}"
-                    remedy = f"set {', '.join(missing)} and start `lachesis serve` again"
-            checks.append(
-                DoctorCheck(
-                    f"keys of profile {profile.name}", not missing, state, remedy, needed=False
-                )
-            )
-    return checks
+    """Return where the keys of each profile and service are, and never their values."""
+    server_info = read_server_info()
+    key_users = {
+        f"keys of profile {profile.name}": profile.required_keys
+        for profile in PROFILES.values()
+        if profile.required_keys
+    }
+    return [
+        _check_service_keys(name, keys, server_info) for name, keys in (key_users | KEYS).items()
+    ]
+
+
+def _check_service_keys(
+    name: str, key_names: Sequence[str], server_info: Json | None
+) -> DoctorCheck:
+    """Return where these keys are; runs have those of the launcher, if it runs."""
+    if server_info is None:
+        keys = [key for key_name in key_names if (key := find_key(key_name)) is not None]
+        places = {key.name: key.place for key in keys}
+        owner, remedy = "", ""
+    else:
+        places = server_info.get("key_places") or dict.fromkeys(server_info["keys"], ENVIRONMENT)
+        owner, remedy = "`lachesis serve`: ", " and start `lachesis serve` again"
+    missing = [key_name for key_name in key_names if key_name not in places]
+    if missing:
+        state = f"{owner}without {', '.join(missing)}"
+    else:
+        state = owner + ", ".join(f"{key_name} in {places[key_name]}" for key_name in key_names)
+    return DoctorCheck(
+        name,
+        not missing,
+        state,
+        f"set {', '.join(missing)} in the environment, in {describe_places()}{remedy}",
+        needed=False,
+    )
 
 
 def _check_environments() -> DoctorCheck:

@@ -10,6 +10,7 @@ from lachesis.base import waiting
 from lachesis.base.errors import RunStateError
 from lachesis.cli import show_runs
 from lachesis.cli.console import print_answer, print_note
+from lachesis.config.profiles import adopt_profile_keys
 from lachesis.orchestration import submit
 from lachesis.orchestration.server import require_server
 from lachesis.runs import export as weights
@@ -82,6 +83,7 @@ def handle_weights(args: argparse.Namespace) -> None:
     """
     service = LachesisService()
     record = service.get_run(args.run)
+    adopt_profile_keys(record.profile)
     target = Path(args.to).expanduser()
     note = weights.export(
         record,

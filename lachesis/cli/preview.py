@@ -40,7 +40,7 @@ def show_preview(
     missing_keys = list_missing_keys(request.profile, server.read_key_names())
     problem = find_model_problem(request, config, service.store.home)
     if missing_keys:
-        problem = f"{', '.join(missing_keys)} is not in the environment of `lachesis serve`"
+        problem = f"{', '.join(missing_keys)} is not known to `lachesis serve`"
     answer = {
         "environment": record.environment,
         "model": record.base_model,

@@ -7,7 +7,6 @@ custom     any other server that speaks the Tinker protocol
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ import yaml
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
+from lachesis.base.keys import STORED_NAMES, adopt_keys, describe_places, read_key
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 SECTION_NAMES = ("env", "openai", "tinker", "limits", "rollouts")
@@ -141,12 +141,23 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
     missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
-            f"profile {profile} needs the environment variables {', '.join(missing)}; restart "
-            "`lachesis serve` with them, because its child processes train",
+            f"profile {profile} needs {', '.join(missing)} in the environment, in "
+            f"{describe_places()}; then start `lachesis serve` again, whose child processes train",
             missing=missing,
         )
     if profile == "embedded":
         check_embedded()
+
+
+def adopt_profile_keys(profile: str) -> None:
+    """Put what a paid profile needs into this process's environment, for the SDK and for children.
+
+    Raises:
+        MissingKeyError: A key is in no place.
+    """
+    if profile in PROFILES and PROFILES[profile].is_paid:
+        check_profile(profile)
+        adopt_keys(PROFILES["custom"].required_keys)
 
 
 def check_embedded() -> None:
@@ -159,39 +170,47 @@ def check_embedded() -> None:
         )
 
 
-def get_endpoint_key_name(environ: Mapping[str, str]) -> str:
+def get_endpoint_key_name(environ: Mapping[str, str] | None = None) -> str:
     """Return the name of the key for models tested at an endpoint.
 
     It is that of OpenRouter unless `$OPENAI_BASE_URL` names another endpoint.
     """
-    if environ.get("OPENAI_BASE_URL"):
+    if _has_key("OPENAI_BASE_URL", environ):
         return "OPENAI_API_KEY"
     return "OPENROUTER_API_KEY"
 
 
 def has_endpoint_key(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether there is a key for models tested at an endpoint."""
-    variables = os.environ if environ is None else environ
-    return bool(variables.get(get_endpoint_key_name(variables)))
+    return _has_key(get_endpoint_key_name(environ), environ)
 
 
 def check_endpoint(models: list[str], environ: Mapping[str, str] | None = None) -> None:
     """Raise MissingKeyError when the key for testing these models at an endpoint is missing."""
-    variables = os.environ if environ is None else environ
-    key = get_endpoint_key_name(variables)
-    if not variables.get(key):
-        raise MissingKeyError(
-            f"testing {', '.join(models)[:200]} needs the environment variable {key}; restart "
-            "`lachesis serve` with it. A model on this machine (`embedded:NAME`) needs no key, and "
-            "OPENAI_BASE_URL with OPENAI_API_KEY selects any other endpoint of that protocol",
-            missing=[key],
-        )
+    key = get_endpoint_key_name(environ)
+    if _has_key(key, environ):
+        return
+    places = "in the environment"
+    if key in STORED_NAMES:
+        places += f", in {describe_places()}"
+    raise MissingKeyError(
+        f"testing {', '.join(models)[:200]} needs {key} {places}; then start `lachesis serve` "
+        "again. A model on this machine (`embedded:NAME`) needs no key, and OPENAI_BASE_URL with "
+        "OPENAI_API_KEY selects any other endpoint of that protocol",
+        missing=[key],
+    )
 
 
 def list_missing_keys(profile: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the keys that the profile needs and that are not set."""
-    variables = os.environ if environ is None else environ
-    return [key for key in PROFILES[profile].required_keys if not variables.get(key)]
+    return [key for key in PROFILES[profile].required_keys if not _has_key(key, environ)]
+
+
+def _has_key(name: str, environ: Mapping[str, str] | None) -> bool:
+    """Return whether a key is among these variables; without any, whether this process finds it."""
+    if environ is None:
+        return bool(read_key(name))
+    return bool(environ.get(name))
 
 
 def list_all_keys() -> list[str]:

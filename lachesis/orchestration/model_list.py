@@ -7,13 +7,13 @@ model's own files: those on this machine, or for one model those on the Hub.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from lachesis.base import paths
 from lachesis.base.chat_templates import ThinkingSwitch, find_thinking_switch
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.base.json_text import Json
+from lachesis.base.keys import read_key
 from lachesis.base.model_files import (
     fetch_model_settings,
     read_chat_template,
@@ -99,7 +99,7 @@ def ask_offered_models(profile: str) -> list[Json]:
         ServerDownError: The server does not answer.
     """
     check_profile(profile)
-    content = request_tinker("GET", "get_server_capabilities", os.environ[KEY_NAME])
+    content = request_tinker("GET", "get_server_capabilities", read_key(KEY_NAME))
     entries = content.get("supported_models") or []
     return [entry for entry in entries if entry.get("model_name")]
 
@@ -116,7 +116,7 @@ def require_offered_model(profile: str, model: str) -> None:
     """
     # A shell without the key may start a run of a launcher that has it; the trainer meets the
     # server's refusal then.
-    if not PROFILES[profile].is_paid or not os.environ.get(KEY_NAME):
+    if not PROFILES[profile].is_paid or not read_key(KEY_NAME):
         return
     entries = ask_offered_models(profile)
     names = [str(entry["model_name"]) for entry in entries if entry.get("trainable") is not False]

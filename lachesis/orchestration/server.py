@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ import psutil
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, ProcessExitedError, RunStateError, ServerDownError
-from lachesis.base.files import storage_errors
+from lachesis.base.files import hold_file_lock, storage_errors
 from lachesis.base.typed_values import read_env_number
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server_info import read_server_info, server_file
@@ -184,24 +185,39 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, timeout_s: fl
         time.sleep(0.1)
 
 
+def can_start_server() -> bool:
+    """Return whether a server is ours to start: no launcher of this home runs, and no variable
+    names a server that somebody else keeps.
+    """
+    return find_running_server() is None and not os.environ.get("PREFECT_API_URL")
+
+
 def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
     """Start a server and a runner that outlive this process, and return what the launcher wrote.
 
-    `stop_server` ends them.
+    Callers that come at the same time get the same server. `stop_server` ends it.
 
     Raises:
         ProcessExitedError: The launcher has died; the message has its log.
         RunStateError: It was not ready in time.
     """
-    # Its session is its own, so that Ctrl-C in this terminal does not reach it.
-    process, log = _spawn_launcher(stdin=subprocess.DEVNULL)
-    try:
-        _wait_until_ready(process, log, timeout_s)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    return read_server_info() or {}
+    lock = paths.home() / "logs" / "launcher-start.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with hold_file_lock(lock, timeout_s=timeout_s):
+        server_info = find_running_server()
+        if server_info is not None:
+            return server_info
+        # Its session is its own, so that Ctrl-C in this terminal does not reach it.
+        process, log = _spawn_launcher(stdin=subprocess.DEVNULL)
+        try:
+            _wait_until_ready(process, log, timeout_s)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        # This process may outlive the launcher, which would stay as a zombie that seems to run.
+        threading.Thread(target=process.wait, daemon=True).start()
+        return read_server_info() or {}
 
 
 def stop_server(timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any] | None:

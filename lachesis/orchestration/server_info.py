@@ -7,13 +7,16 @@ import os
 from pathlib import Path
 
 from lachesis.base import paths
+from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
+from lachesis.config.profiles import list_all_keys
 
 
 def read_server_info(home: Path | None = None) -> Json | None:
     """Return what the launcher of this home has written, or None.
 
-    The keys are `api_url`, `ui_url`, `keys`, `max_runs` and `pids`.
+    The keys are `api_url`, `ui_url`, `keys`, `key_places`, `max_runs` and `pids`.
     """
     try:
         server_info: Json = json.loads(server_file(home).read_text())
@@ -27,6 +30,25 @@ def read_server_info(home: Path | None = None) -> Json | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def write_server_info(home: Path, content: Json) -> None:
+    """Write where this process, the launcher of a home, has its server."""
+    content = {
+        **content,
+        "keys": [name for name in list_all_keys() if os.environ.get(name)],
+        "ui_url": content["api_url"].removesuffix("/api"),
+        "pid": os.getpid(),
+        "started_at": now_iso(),
+    }
+    write_private(server_file(home), json.dumps(content))
+
+
+def remove_server_info(home: Path) -> None:
+    """Remove what this process has written about its server."""
+    server_info = read_server_info(home)
+    if server_info is not None and server_info.get("pid") == os.getpid():
+        server_file(home).unlink(missing_ok=True)
 
 
 def server_file(home: Path | None = None) -> Path:

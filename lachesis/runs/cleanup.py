@@ -24,6 +24,7 @@ import httpx
 import psutil
 from pydantic import ValidationError
 
+from lachesis.base.keys import read_key
 from lachesis.runs import leftovers
 from lachesis.runs.checkpoints import ENGINE_FOLDER, Manifest
 from lachesis.runs.run_dir import RunDir
@@ -212,7 +213,7 @@ def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
         return []
 
     def clean_up() -> str:
-        key = os.environ.get("TINKER_API_KEY")
+        key = read_key("TINKER_API_KEY")
         if not key:
             return (
                 f"session {session_id} at {url} was not ended: set TINKER_API_KEY to end it; "

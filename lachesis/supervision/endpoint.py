@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from lachesis.base.keys import read_key
 from lachesis.config.profiles import get_endpoint_key_name
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.supervision.health import make_http_readiness_check
@@ -44,7 +45,7 @@ def make_endpoint_proxy(output: Path) -> EndpointProxy:
         cwd=output.parent,
         env={
             "LACHESIS_ENDPOINT_URL": url,
-            "LACHESIS_ENDPOINT_KEY": os.environ.get(get_endpoint_key_name(os.environ), ""),
+            "LACHESIS_ENDPOINT_KEY": read_key(get_endpoint_key_name()),
             "LACHESIS_PROXY_TOKEN": token,
             MARK_VARIABLE: build_mark(output.parent),
         },

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from lachesis.base.env_flags import is_env_flag_set
 from lachesis.base.number_types import NUM_STEPS, SEED
 
 DEFAULT_PROFILE = os.environ.get("LACHESIS_PROFILE", "embedded")
@@ -110,7 +111,7 @@ def add_serve_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--no-serve",
         action="store_true",
-        default=os.environ.get("LACHESIS_NO_SERVE", "") not in ("", "0"),
+        default=is_env_flag_set("LACHESIS_NO_SERVE"),
         help="fail if no Prefect server runs here, instead of starting one in the background; "
         "also $LACHESIS_NO_SERVE=1",
     )
