@@ -42,7 +42,7 @@ HANDLERS = {
     "ui": "serve:handle_ui",
     "unschedule": "schedules:handle_unschedule",
     "watch": "watch:handle_watch",
-    "weights": "one_run:handle_weights",
+    "weights": "weights:handle_weights",
 }
 
 

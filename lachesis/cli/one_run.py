@@ -1,4 +1,4 @@
-"""Run the commands that show, stop, report or export one run."""
+"""Run the commands that show, stop or report one run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from lachesis.base import waiting
 from lachesis.base.errors import RunStateError
 from lachesis.cli import show_runs
 from lachesis.cli.console import print_answer, print_note
-from lachesis.config.profiles import adopt_profile_keys
 from lachesis.orchestration import submit
 from lachesis.orchestration.server import require_server
-from lachesis.runs import export as weights
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.provenance import read_provenance
 from lachesis.service import LachesisService
@@ -73,27 +71,6 @@ def handle_open(args: argparse.Namespace) -> None:
     is_opened = not args.json and webbrowser.open(url)
     text = url if is_opened else f"{url} (no browser was found here)"
     print_answer(args, {"run_id": args.run, "url": url}, text)
-
-
-def handle_weights(args: argparse.Namespace) -> None:
-    """Export the weights of a run.
-
-    Raises:
-        CheckpointError: The exported weights differ from those that were trained.
-    """
-    service = LachesisService()
-    record = service.get_run(args.run)
-    adopt_profile_keys(record.profile)
-    target = Path(args.to).expanduser()
-    note = weights.export(
-        record,
-        service.store.dir(args.run),
-        target,
-        checkpoint=args.checkpoint,
-        merged=args.merged,
-        verify=not args.no_verify,
-    )
-    print_answer(args, note, show_runs.render_export(note))
 
 
 def handle_report(args: argparse.Namespace) -> None:

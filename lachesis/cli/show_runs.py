@@ -284,6 +284,9 @@ def render_export(note: Json) -> RenderableType:
             parities[0],
         )
         rows.append(("compared", f"{parity.verdict}: {parity.describe()}"))
+    if pushed := note.get("pushed"):
+        visibility = "private" if pushed["private"] else "public"
+        rows.append(("pushed", f"{pushed['url']} ({visibility})"))
     if better := note.get("better"):
         command = f"`lachesis weights {note['run_id']} --checkpoint {better['step']} --to DIR`"
         rows.append(("better", f"step {better['step']}: {better['reason']}; {command} exports it"))

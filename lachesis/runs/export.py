@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.errors import RunStateError
 from lachesis.base.files import create_folder_atomically, storage_errors
+from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.checkpoints import LAST, Checkpoints, Manifest, find_best
 from lachesis.runs.download import download_checkpoint
@@ -19,6 +20,8 @@ from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.verify_weights import MERGED_FOLDER, TENSORS_FILE, verify_weights
 
+# What is known about exported weights, beside them.
+NOTE_FILE = "lachesis.json"
 ADAPTER_FILES = ("adapter_config.json", TENSORS_FILE)
 
 
@@ -166,7 +169,28 @@ def export(
         )
         note |= _compare_with_others(run_dir, manifest, is_last=checkpoint == LAST)
         with storage_errors(target):
-            (staging_folder / "lachesis.json").write_text(json.dumps(note, indent=2))
+            (staging_folder / NOTE_FILE).write_text(json.dumps(note, indent=2))
+    return {**note, "path": str(target.resolve())}
+
+
+def find_earlier_export(
+    record: RunRecord, run_dir: RunDir, target: Path, *, checkpoint: str = LAST, merged: bool
+) -> Json | None:
+    """Return the note of a folder that holds this export already, or None if it holds none.
+
+    The arguments are those of `export`. Files that were changed since do not count.
+    """
+    try:
+        note: Json = json.loads((target / NOTE_FILE).read_text())
+        step = Checkpoints(run_dir.checkpoints).select(checkpoint).step
+        if (note["run_id"], note["step"]) != (record.run_id, step):
+            return None
+        if merged and not (target / MERGED_FOLDER).is_dir():
+            return None
+        if any(_hash_file(target / name) != sha256 for name, sha256 in note["sha256"].items()):
+            return None
+    except (OSError, ValueError, KeyError, AttributeError, RunStateError):
+        return None
     return {**note, "path": str(target.resolve())}
 
 

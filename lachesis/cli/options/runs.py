@@ -137,6 +137,15 @@ def _add_weights(add_command: AddCommand) -> None:
     verification.add_argument(
         "--no-verify", action="store_true", help="do not load and compare the exported files"
     )
+    weights.add_argument(
+        "--push-to-hub",
+        metavar="OWNER/NAME",
+        help="also push the adapter, or with --merged the merged model, to this repository of the "
+        "Hugging Face Hub, with a card; a new repository is private",
+    )
+    weights.add_argument(
+        "--public", action="store_true", help="with --push-to-hub: make a new repository public"
+    )
 
 
 def _add_answer_commands(add_command: AddCommand) -> None:
