@@ -178,7 +178,8 @@ def _require_validation(store: RunStore, record: RunRecord) -> None:
     folder = store.dir(record.run_id)
     if record.require_validation and not MetricsFile(folder.metrics).tail(1):
         config = RunConfig.from_yaml(folder.config)
-        require_validation(InferenceTestStore(store.home), config, record.environment_files)
+        tests = InferenceTestStore(store.home)
+        require_validation(tests, config, record.environment_files, record.set_fields)
 
 
 def find_termination_signal(error: BaseException | None) -> TerminationSignal | None:

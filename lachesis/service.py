@@ -155,7 +155,7 @@ class LachesisService:
         check_template_settings(config)
         if request.needs_validation:
             files = mixture.list_environment_files(launch.environment, config)
-            gate.require_validation(self.tests, config, files)
+            gate.require_validation(self.tests, config, files, launch.set_fields)
         model_list.require_offered_model(request.profile, config.openai.model_name)
         PrefectApi()  # raises when no server is known, before anything is made
         return launch

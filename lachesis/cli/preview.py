@@ -20,6 +20,7 @@ from lachesis.orchestration.launch_inputs import LaunchRequest, find_model_probl
 from lachesis.orchestration.resolved_launch import preview_launch
 from lachesis.reporting.run_summary import get_model_name
 from lachesis.service import LachesisService
+from lachesis.validation.gate import make_test_command
 
 if TYPE_CHECKING:
     from lachesis.runs.run_record import RunRecord
@@ -96,7 +97,9 @@ def _describe_forecast(answer: Json) -> str:
         if PROFILES[answer["profile"]].is_paid:
             return describe_cost(answer["forecast"])
         return f"{format_forecast(answer['forecast'])} ({answer['forecast']['basis']})"
-    return f"none yet; `lachesis test {answer['environment']}` measures what one needs"
+    names = ("environment", "model", "profile", "set_fields")
+    command = make_test_command(*(answer[name] for name in names))
+    return f"none yet; `{command}` measures what one needs"
 
 
 def _describe_price(answer: Json) -> str | None:

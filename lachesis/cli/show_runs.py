@@ -199,7 +199,7 @@ def render_results(answer: Json) -> RenderableType:
             (
                 "held-out accuracy",
                 ", ".join(f"{label} {value}" for label, value in _describe_held_out(answer).items())
-                or _describe_missing_evaluation(answer["status"]),
+                or _describe_missing_evaluation(answer),
             ),
             *_make_held_out_rows(answer),
             *_make_rollout_rows(answer.get("rollouts") or {}),
@@ -265,8 +265,10 @@ def _describe_usage(answer: Json) -> str | None:
     return f"{tokens} tokens, {hours}{cost}{f' ({ratio})' if ratio else ''}"
 
 
-def _describe_missing_evaluation(status: str) -> str:
-    if status in ("completed", "failed", "stopped"):
+def _describe_missing_evaluation(answer: Json) -> str | None:
+    if answer["held_out_curve"]:  # It has its own row.
+        return None
+    if answer["status"] in ("completed", "failed", "stopped"):
         return "not evaluated"
     return "not yet"
 

@@ -197,7 +197,7 @@ class RunFacts:
         argv = ["lachesis", "test", environment or self.environment]
         if self.profile != "embedded":
             argv += ["--profile", self.profile]
-        elif self.model is not None:
+        if self.model is not None:
             argv += ["--model", self.model]
         # The fields of this run's first environment need not be those of another one.
         settings = [] if environment else format_edits({}, self.set_fields)

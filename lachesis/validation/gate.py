@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,6 +17,7 @@ from lachesis.catalog.fingerprint import compute_fingerprint
 from lachesis.config.adapter_size import estimate_checkpoint_gb
 from lachesis.config.prices import find_storage_price
 from lachesis.config.run_config import RunConfig
+from lachesis.runs.fork import format_edits
 from lachesis.validation.forecast import Forecast, PlannedRun
 from lachesis.validation.inference_tests import (
     InferenceTest,
@@ -67,7 +69,10 @@ def _count_evaluations(config: RunConfig) -> int:
 
 
 def require_validation(
-    tests: InferenceTestStore, config: RunConfig, files: Mapping[str, str]
+    tests: InferenceTestStore,
+    config: RunConfig,
+    files: Mapping[str, str],
+    set_fields: Mapping[str, Any] | None = None,
 ) -> list[InferenceTest]:
     """Return the newest test that allows each environment of the run.
 
@@ -78,18 +83,39 @@ def require_validation(
         tests: The tests of this home.
         config: The configuration of the run.
         files: The files of the run's environments by name.
+        set_fields: The fields that were set, which the test that the message advises sets too.
 
     Raises:
         ValidationMissingError: There is no such test; the message says why.
     """
     return [
-        _find_valid_test(tests, part, files[name])
+        _find_valid_test(
+            tests,
+            part,
+            files[name],
+            make_test_command(
+                name,
+                config.openai.model_name,
+                config.profile,
+                _select_fields(set_fields or {}, is_main=name == config.environment),
+            ),
+        )
         for name, part in config.build_environment_configs().items()
     ]
 
 
+def _select_fields(set_fields: Mapping[str, Any], *, is_main: bool) -> dict[str, Any]:
+    """Return the fields that a test of one environment of a run sets.
+
+    Fields of the run's own environment need not be those of a further one.
+    """
+    return {
+        name: value for name, value in set_fields.items() if is_main or not name.startswith("env.")
+    }
+
+
 def _find_valid_test(
-    tests: InferenceTestStore, config: RunConfig, environment_file: str
+    tests: InferenceTestStore, config: RunConfig, environment_file: str, test_command: str
 ) -> InferenceTest:
     environment_tests = [
         test
@@ -108,19 +134,21 @@ def _find_valid_test(
     first_reason = reasons[0] if reasons else "it has never been validated"
     raise ValidationMissingError(
         f"{config.environment} has no recent successful validation: {first_reason}; run "
-        f"`{_make_test_command(config)}` or rl_test_inference with this environment and these "
+        f"`{test_command}` or rl_test_inference with this environment and these "
         "values",
         environment=config.environment,
         fingerprint=code_fingerprint,
     )
 
 
-def _make_test_command(config: RunConfig) -> str:
-    """Return the command that tests the model of the run where the run would train it."""
-    words = ["lachesis", "test", config.environment, "--model", config.openai.model_name]
-    if config.profile != "embedded":
-        words += ["--profile", config.profile]
-    return shlex.join(words)
+def make_test_command(
+    environment: str, model: str, profile: str, set_fields: Mapping[str, Any]
+) -> str:
+    """Return the command that tests the model of a run where the run would train it."""
+    words = ["lachesis", "test", environment, "--model", model]
+    if profile != "embedded":
+        words += ["--profile", profile]
+    return shlex.join([*words, *format_edits({}, set_fields)])
 
 
 def _find_objection(test: InferenceTest, config: RunConfig, code_fingerprint: str) -> str | None:

@@ -387,6 +387,6 @@ def test_commands_name_the_whole_run() -> None:
     )
     assert facts.format_test_command() == "`lachesis test a --model /models/mine`"
     assert (
-        RunFacts(profile="tinker", environment="a").format_test_command()
-        == "`lachesis test a --profile tinker`"
+        RunFacts(profile="tinker", environment="a", model="Qwen/Qwen3-8B").format_test_command()
+        == "`lachesis test a --profile tinker --model Qwen/Qwen3-8B`"
     )

@@ -303,3 +303,16 @@ def test_the_evaluations_of_a_run_are_counted(every: int, final: bool, count: in
         make_planned_run(run_config.resolve_run_config("arithmetic", "embedded", edits)).evaluations
         == count
     )
+
+
+def test_the_advised_test_sets_what_the_run_sets(tmp_path: Path) -> None:
+    file = tmp_path / "env.py"
+    file.write_text("x = 1\n")
+    config = run_config.resolve_run_config("e", "tinker", {}, model="Qwen/Qwen3-8B")
+    set_fields = {"tinker.thinking": "off", "env.largest": 9}
+    with pytest.raises(ValidationMissingError) as raised:
+        require_validation(InferenceTestStore(tmp_path), config, {"e": str(file)}, set_fields)
+    assert (
+        "`lachesis test e --model Qwen/Qwen3-8B --profile tinker --set tinker.thinking=off "
+        "--set env.largest=9`" in str(raised.value)
+    )
