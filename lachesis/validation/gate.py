@@ -134,8 +134,8 @@ def _find_valid_test(
     first_reason = reasons[0] if reasons else "it has never been validated"
     raise ValidationMissingError(
         f"{config.environment} has no recent successful validation: {first_reason}; run "
-        f"`{test_command}` or rl_test_inference with this environment and these "
-        "values",
+        f"`{test_command}` or rl_test_inference with this environment and these values. "
+        "`lachesis train … --without-validation` starts a run without one",
         environment=config.environment,
         fingerprint=code_fingerprint,
     )
