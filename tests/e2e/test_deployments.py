@@ -243,7 +243,7 @@ def test_the_automation_of_the_documentation_trains_again(
     automation_id = server.ask("POST", "/automations/", automation)["id"]
     run_ids_before = {record.run_id for record in RunStore(served_home).all()}
     try:
-        cli("test", "arithmetic", "--endpoint-model", "sometimes", "--steps", "2")
+        cli("test", "arithmetic", "--steps", "8")
         record = server.wait_for(
             lambda: next(
                 (one for one in RunStore(served_home).all() if one.run_id not in run_ids_before),

@@ -85,8 +85,8 @@ class Person:
         return record
 
     def validate(self) -> Any:
-        """Test the environment, which some trainings require."""
-        words = ("calm", "--endpoint-model", "sometimes", "--steps", "2")
+        """Test the model that some trainings require to be tested."""
+        words = ("calm", "--model", "tiny", "--steps", "4")
         return self.cli("test", *words, LACHESIS_ENVIRONMENTS=self.environments)
 
     def train(self, record: RunRecord, step: int) -> int:
@@ -209,6 +209,9 @@ def test_a_copy_has_a_value_in_every_field(
         "require_validation": True,
         "settings": SMALL,
         "limits": {"max_hours": 1.5, "max_tokens": 9_000_000, "max_cost_usd": 2},
+        "by_agent": False,
+        "confirmed": False,
+        "without_validation": False,
     }
 
     def list_run_tags() -> list[str]:

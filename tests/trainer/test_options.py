@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.base.errors import CheckpointError
-from lachesis.runs import export
+from lachesis.runs import export, parity
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -72,9 +72,9 @@ def test_the_examples_were_learned_first(run: Run) -> None:
 def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
     note = export.export(run.record, run.folder, tmp_path / "out", merged=True)
     assert note["verified"] is True
-    for parity in (note["parity"], note["parity_merged"]):
-        assert parity["largest"] < 1e-3
-        assert parity["tokens"] > 10
+    for entry in (note["parity"], note["parity_merged"]):
+        assert entry["largest"] < 1e-3
+        assert entry["tokens"] > 10
     assert {"adapter_config.json", "adapter_model.safetensors", "merged/model.safetensors"} <= set(
         note["sha256"]
     )
@@ -104,10 +104,10 @@ def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None
     manifest = export.Checkpoints(run.folder.checkpoints).find_resumable()
     assert manifest is not None
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    found, _, _ = export.parity.check_adapter(run.record.base_model, copy, texts, None)
+    found, _, _ = parity.check_adapter(run.record.base_model, copy, texts, None)
     assert not found.verified
     assert found.largest > 1e-3
     with pytest.raises(CheckpointError, match="has no text to compare with"):
-        export.parity.check_adapter(run.record.base_model, copy, [], None)
+        parity.check_adapter(run.record.base_model, copy, [], None)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        export.parity.check_adapter(run.record.base_model, tmp_path, texts, None)
+        parity.check_adapter(run.record.base_model, tmp_path, texts, None)
