@@ -34,6 +34,7 @@
     ├── BillingError                 billing
     ├── SessionLostError             session_lost
     ├── ServerDownError              server_down         also ConnectionError
+    ├── ServerProtocolError          server_protocol
     ├── PortInUseError               port_in_use         also OSError
     └── StorageError                 storage             also OSError
 
@@ -267,6 +268,12 @@ class ServerDownError(LachesisError, ConnectionError):
     """A service does not answer."""
 
     code = "server_down"
+
+
+class ServerProtocolError(LachesisError):
+    """A Tinker server answers in another way than the protocol says."""
+
+    code = "server_protocol"
 
 
 class PortInUseError(LachesisError, OSError):

@@ -9,6 +9,7 @@ import importlib
 HANDLERS = {
     "api": "serve:handle_api",
     "completion": "completion:handle_completion",
+    "backend": "backend:handle_backend",
     "config": "config_files:handle_config",
     "ask": "ask:handle_ask",
     "chat": "ask:handle_chat",

@@ -1,4 +1,6 @@
-"""Define the HTTP routes of the Tinker protocol as SDK 0.38 uses them; no tensor is touched here.
+"""Define the HTTP routes of the Tinker protocol as the SDKs 0.27 to 0.38 use them.
+
+No tensor is touched here.
 
 A submitted request is accepted at once, and an error is reported through its future: if the
 submission were refused, a number would be missing in the client's sequence of requests. The SDK

@@ -1,4 +1,4 @@
-"""Define the JSON bodies of the Tinker protocol as SDK 0.38 sends them."""
+"""Define the JSON bodies of the Tinker protocol as the SDKs 0.27 to 0.38 send them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import parse_json_tensor
 from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest
 
-MIN_SDK_VERSION = (0, 38)
+MIN_SDK_VERSION = (0, 27)
 
 
 class RequestBody(BaseModel):

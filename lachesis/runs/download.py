@@ -21,6 +21,12 @@ import httpx
 from lachesis.base.errors import CheckpointError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json
+from lachesis.base.sdk_calls import (
+    open_rest_client,
+    open_service_client,
+    require_operation,
+    wait_for_sdk,
+)
 from lachesis.base.tls import get_tls_context
 from lachesis.base.units import format_bytes
 
@@ -51,13 +57,20 @@ def download_checkpoint(state: str, cache: Path, target: Path) -> int:
     with storage_errors(cache):
         cache.mkdir(parents=True, exist_ok=True)
     try:
-        rest_client = tinker.RestClient()
-        copy = _find_copy(cache, rest_client) or _make_copy(state, cache)
-        urls = rest_client.get_external_weights_urls(copy).result().urls
-        _refuse_outside_names(urls)
-        num_breaks = sum(_download_file(url, cache / name) for name, url in urls.items())
+        with open_rest_client() as rest_client:
+            return _download_all(state, rest_client, cache, target)
     except (tinker.TinkerError, ValueError, httpx.HTTPError) as error:
         raise CheckpointError(f"{state} could not be downloaded: {error}") from error
+
+
+def _download_all(state: str, rest_client: tinker.RestClient, cache: Path, target: Path) -> int:
+    import tinker
+
+    require_operation(rest_client, "get_external_weights_urls", "download weights")
+    copy = _find_copy(cache, rest_client) or _make_copy(state, cache)
+    urls = rest_client.get_external_weights_urls(copy).result().urls
+    _refuse_outside_names(urls)
+    num_breaks = sum(_download_file(url, cache / name) for name, url in urls.items())
     with storage_errors(target):
         for name in urls:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -90,13 +103,11 @@ def _find_copy(cache: Path, rest_client: tinker.RestClient) -> str | None:
 
 def _make_copy(state: str, cache: Path) -> str:
     """Let the server write a copy of the checkpoint for downloading, and return its path."""
-    import tinker
-
     # Parts of another copy may have other bytes.
     for part in cache.iterdir():
         part.unlink()
-    with tinker.ServiceClient(user_metadata={"created_by": "lachesis weights"}) as service_client:
-        training_client = service_client.create_training_client_from_state(state).result()
+    with open_service_client(user_metadata={"created_by": "lachesis weights"}) as service_client:
+        training_client = wait_for_sdk(service_client.create_training_client_from_state(state))
         saved = training_client.save_weights_external(COPY_NAME, ttl_seconds=COPY_TTL_S).result()
     write_private(cache / "copy.json", json.dumps({"path": saved.path, "made_at": time.time()}))
     return str(saved.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lachesis.base.errors import CheckpointError
+from lachesis.base.sdk_calls import open_service_client, wait_for_sdk
 from lachesis.base.tolerance import Tolerance
 from lachesis.runs.parity import Parity, Texts, build_parity
 
@@ -33,9 +34,10 @@ def check_on_server(
     if not any(logprobs for _, logprobs in texts):
         raise CheckpointError("the checkpoint has no text to compare with; it cannot be verified")
     try:
-        with tinker.ServiceClient() as service_client:
-            trained = service_client.create_sampling_client(model_path=sampler_weights).result()
-            base = service_client.create_sampling_client(base_model=base_model).result()
+        with open_service_client() as service_client:
+            create = service_client.create_sampling_client
+            trained = wait_for_sdk(create(model_path=sampler_weights))
+            base = wait_for_sdk(create(base_model=base_model))
             differences = _compute_differences(trained, texts)
             base_differences = _compute_differences(base, texts)
     except (tinker.TinkerError, ValueError) as error:

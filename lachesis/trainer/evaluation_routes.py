@@ -19,11 +19,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from lachesis.base.json_text import Json
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.evaluations import EvaluationEndedError
 from lachesis.trainer.inference import Inference, Sample, cancel_on_disconnect, to_samples
 from lachesis.trainer.inference_server import create_router
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.protocol_checks import check_samples
 from lachesis.trainer.state import TrainerState
 
 if TYPE_CHECKING:
@@ -66,8 +68,10 @@ class EvaluationInference(Inference):
         """Sample and count the tokens, which are paid for but are not training's own requests."""
         prompt = tinker.ModelInput.from_ints(ids)
         response = await cancel_on_disconnect(
-            request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
+            request,
+            call_sdk(self.get_sampling_client(request), "sample", prompt, num_samples, params),
         )
+        check_samples(response.sequences, num_samples)
         self.usage.record_evaluation_tokens(
             len(ids), sum(len(sequence.tokens) for sequence in response.sequences)
         )

@@ -21,6 +21,7 @@ from typing import Any
 import tinker
 
 from lachesis.base.numbers import is_score
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.runs.evaluation_results import record_failed_evaluation
 from lachesis.runs.held_out import HeldOutPoint, to_point
 from lachesis.runs.metrics import FAILED_KEY
@@ -358,7 +359,7 @@ class EvaluationScheduler:
             return
         self.usage.record_logprob_request(1)
         task = asyncio.ensure_future(
-            round_.sampler.compute_logprobs_async(tinker.ModelInput.from_ints([0]))
+            call_sdk(round_.sampler, "compute_logprobs", tinker.ModelInput.from_ints([0]))
         )
         self._keepalive_tasks.add(task)
         task.add_done_callback(self._finish_keepalive)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import tinker
 from fastapi import Request
 
-from lachesis.base.errors import ConfigError
+from lachesis.base.errors import ConfigError, ServerProtocolError
 from lachesis.base.json_text import Json
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.doubled_eos import collapse_doubled_eos
 from lachesis.trainer.policy import Policy
+from lachesis.trainer.protocol_checks import check_prompt_logprobs, check_samples
 from lachesis.trainer.sampling_parameters import BadRequestError, SamplingSettings
 from lachesis.trainer.usage import Usage
 
@@ -104,8 +106,10 @@ class Inference:
         prompt, version = tinker.ModelInput.from_ints(ids), self.usage.version
         with self.usage.track_request(ids), self.watch_failures():
             response = await cancel_on_disconnect(
-                request, self.get_sampling_client(request).sample_async(prompt, num_samples, params)
+                request,
+                call_sdk(self.get_sampling_client(request), "sample", prompt, num_samples, params),
             )
+            check_samples(response.sequences, num_samples)
         samples = to_samples(response.sequences, stop_ids)
         for sample, sequence in zip(samples, response.sequences, strict=True):
             self.usage.record_sequence(sample.tokens, sample.logprobs, sample.stop_reason, version)
@@ -117,7 +121,7 @@ class Inference:
         """Let the run end when a request fails because of its key, its account or its session."""
         try:
             yield
-        except (tinker.TinkerError, ValueError) as error:
+        except (tinker.TinkerError, ValueError, ServerProtocolError) as error:
             if self.policy.watch is not None:
                 self.policy.watch.report_exception(error)
             raise
@@ -126,11 +130,11 @@ class Inference:
         """Return the log-probability of each token, None for the first."""
         prompt = tinker.ModelInput.from_ints(ids)
         self.usage.record_logprob_request(len(ids))
-        return list(
-            await cancel_on_disconnect(
-                request, self.get_sampling_client(request).compute_logprobs_async(prompt)
+        with self.watch_failures():
+            logprobs = await cancel_on_disconnect(
+                request, call_sdk(self.get_sampling_client(request), "compute_logprobs", prompt)
             )
-        )
+            return check_prompt_logprobs(logprobs, len(ids))
 
     def encode_chat(self, messages: list[Json]) -> list[int]:
         """Return the token ids of a conversation."""

@@ -20,15 +20,18 @@ from tinker.lib.base_url import resolve_base_url
 from lachesis.base.arrays import Array
 from lachesis.base.errors import (
     CheckpointError,
+    LachesisError,
     MissingKeyError,
     ModelNotFoundError,
     ServerDownError,
     shorten,
 )
 from lachesis.base.files import write_private
+from lachesis.base.sdk_calls import call_sdk, end_session, make_rest_client
 from lachesis.base.tinker_http import make_access_error
 from lachesis.config.run_config import RunConfig
 from lachesis.trainer.batch import Batch
+from lachesis.trainer.protocol_checks import LOSS_SUM, check_loss_output, check_prompt_logprobs
 from lachesis.trainer.sdk_data import make_datum, to_data, to_prompts, to_sft_data
 from lachesis.trainer.sdk_internals import install_listener
 from lachesis.trainer.server_watch import ServerWatch
@@ -92,23 +95,23 @@ class Policy:
             if watch is not None:
                 await asyncio.to_thread(install_listener, service_client, watch.report)
             if resume_from:
-                load_state = service_client.create_training_client_from_state_with_optimizer_async
-                training_client = await load_state(resume_from)
+                training_client = await call_sdk(
+                    service_client, "create_training_client_from_state_with_optimizer", resume_from
+                )
             else:
-                training_client = await service_client.create_lora_training_client_async(
+                training_client = await call_sdk(
+                    service_client,
+                    "create_lora_training_client",
                     base_model=config.openai.model_name,
                     rank=config.tinker.lora_rank,
                     seed=config.tinker.seed,
                 )
             policy = cls(service_client, training_client, config)
             policy.watch = watch
-            policy.base_sampler = await service_client.create_sampling_client_async(
-                base_model=config.openai.model_name
+            policy.base_sampler = await call_sdk(
+                service_client, "create_sampling_client", base_model=config.openai.model_name
             )
-            # This call sends a request and blocks.
-            policy._rest_client = await asyncio.to_thread(
-                tinker.RestClient, base_url=resolve_base_url()
-            )
+            policy._rest_client = await asyncio.to_thread(make_rest_client, service_client)
         return policy
 
     @classmethod
@@ -125,12 +128,14 @@ class Policy:
         """
         with _translate_sdk_errors(config.openai.model_name, weights):
             service_client = tinker.ServiceClient()
-            base_sampler = await service_client.create_sampling_client_async(
-                base_model=config.openai.model_name
+            base_sampler = await call_sdk(
+                service_client, "create_sampling_client", base_model=config.openai.model_name
             )
             sampler = base_sampler
             if weights:
-                sampler = await service_client.create_sampling_client_async(model_path=weights)
+                sampler = await call_sdk(
+                    service_client, "create_sampling_client", model_path=weights
+                )
         policy = cls(service_client, None, config)
         policy.base_sampler, policy.sampler = base_sampler, sampler
         return policy
@@ -164,14 +169,14 @@ class Policy:
         set_waiting_for("forward_backward")
         started_at = time.monotonic()
         self.is_update_under_way = True
-        forward_future = await self.training_client.forward_backward_async(
+        forward_future = self.training_client.forward_backward(
             data, self.loss_fn, self._build_loss_config()
         )
         # Queued before the gradients exist: the server works on both without waiting for this
         # client.
-        optim_future = await self._queue_optim_step(learning_rate)
+        optim_future = self._queue_optim_step(learning_rate)
         publish_task = asyncio.ensure_future(
-            self.training_client.save_weights_and_get_sampling_client_async()
+            call_sdk(self.training_client, "save_weights_and_get_sampling_client")
         )
         try:
             output = await forward_future.result_async()
@@ -198,12 +203,13 @@ class Policy:
     def _compute_loss_metrics(
         self, batch: Batch, output: tinker.ForwardBackwardOutput
     ) -> dict[str, float]:
+        check_loss_output(output, [len(datum.targets) for datum in batch.datums])
         training_logprobs_D = [
             np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
             for loss_output in output.loss_fn_outputs
         ]
         batch.training_logprobs_D = training_logprobs_D
-        loss_sum = float(output.metrics["loss:sum"])
+        loss_sum = float(output.metrics[LOSS_SUM])
         return compute_loss_metrics(batch, training_logprobs_D, loss_sum, self.config)
 
     @property
@@ -221,11 +227,9 @@ class Policy:
             return None
         return {name: value for name, value in bounds.items() if value is not None} or None
 
-    async def _queue_optim_step(
-        self, learning_rate: float
-    ) -> tinker.APIFuture[tinker.OptimStepResponse]:
+    def _queue_optim_step(self, learning_rate: float) -> tinker.APIFuture[tinker.OptimStepResponse]:
         clip = self.config.tinker.grad_clip_norm
-        return await self.training_client.optim_step_async(
+        return self.training_client.optim_step(
             tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip, **ADAM)
         )
 
@@ -237,11 +241,12 @@ class Policy:
         Every token of the batch counts the same.
         """
         data = await asyncio.to_thread(to_sft_data, examples)
-        forward_future = await self.training_client.forward_backward_async(data, "cross_entropy")
-        optim_future = await self._queue_optim_step(learning_rate)
+        forward_future = self.training_client.forward_backward(data, "cross_entropy")
+        optim_future = self._queue_optim_step(learning_rate)
         output = await forward_future.result_async()
         await optim_future.result_async()
-        return float(output.metrics["loss:sum"])
+        check_loss_output(output, [len(example.targets) for example in examples])
+        return float(output.metrics[LOSS_SUM])
 
     async def compute_base_logprobs(self, batch: Batch) -> list[Array]:
         """Return the base model's log-probabilities of each datum's trained tokens."""
@@ -260,7 +265,8 @@ class Policy:
     ) -> list[float | None]:
         """Return the log-probability of each token of a text, None for the first, and count it."""
         self.usage.record_logprob_request(prompt.length)
-        return list(await sampler.compute_logprobs_async(prompt))
+        logprobs = await call_sdk(sampler, "compute_logprobs", prompt)
+        return check_prompt_logprobs(logprobs, prompt.length)
 
     async def compute_logprobs(self, tokens: Sequence[int]) -> Array:
         """Return the log-probability of each token except the first under the model in training."""
@@ -270,15 +276,14 @@ class Policy:
             targets=np.asarray(tokens[1:]),
             weights=np.zeros(len(tokens) - 1, np.float32),
         )
-        forward_future = await self.training_client.forward_async([datum], "cross_entropy")
-        return np.asarray(
-            (await forward_future.result_async()).loss_fn_outputs[0]["logprobs"].to_numpy(),
-            np.float64,
-        )
+        forward_future = self.training_client.forward([datum], "cross_entropy")
+        output = await forward_future.result_async()
+        check_loss_output(output, [len(tokens) - 1])
+        return np.asarray(output.loss_fn_outputs[0]["logprobs"].to_numpy(), np.float64)
 
     async def publish(self) -> None:
         """Publish weights without a step, such as the initial ones."""
-        self.sampler = await self.training_client.save_weights_and_get_sampling_client_async()
+        self.sampler = await call_sdk(self.training_client, "save_weights_and_get_sampling_client")
 
     async def save(self, name: str) -> dict[str, str]:
         """Save the state (weights and optimizer) and the sampler weights, and return their paths by
@@ -288,10 +293,8 @@ class Policy:
         half-way. If one part fails, the other one is deleted, and the server's error is raised.
         """
         name = f"{name}-{secrets.token_hex(3)}"
-        state_future = await self.training_client.save_state_async(f"{name}-state", overwrite=True)
-        weights_future = await self.training_client.save_weights_for_sampler_async(
-            f"{name}-sampler"
-        )
+        state_future = self.training_client.save_state(f"{name}-state", overwrite=True)
+        weights_future = self.training_client.save_weights_for_sampler(f"{name}-sampler")
         results = await asyncio.gather(
             state_future.result_async(), weights_future.result_async(), return_exceptions=True
         )
@@ -321,17 +324,17 @@ class Policy:
         """
         assert self._rest_client is not None, "this policy is the base model alone"
         run_id = path.removeprefix("tinker://").split("/")[0]
-        listed = await self._rest_client.list_checkpoints(run_id)
+        listed = await call_sdk(self._rest_client, "list_checkpoints", run_id)
         entry = next((one for one in listed.checkpoints if one.tinker_path == path), None)
         if entry is None or entry.expires_at is None:
             return None
-        await self._rest_client.set_checkpoint_ttl_from_tinker_path(path, KEEP_S)
+        await call_sdk(self._rest_client, "set_checkpoint_ttl_from_tinker_path", path, KEEP_S)
         return (datetime.now(UTC) + timedelta(seconds=KEEP_S)).isoformat(timespec="seconds")
 
     async def delete(self, path: str) -> None:
         """Delete a checkpoint from the server."""
         assert self._rest_client is not None, "this policy is the base model alone"
-        await self._rest_client.delete_checkpoint_from_tinker_path(path)
+        await call_sdk(self._rest_client, "delete_checkpoint_from_tinker_path", path)
 
     def write_session_file(self, file: Path) -> None:
         """Store the id of the session, so that it can be ended if this process cannot do it.
@@ -350,9 +353,9 @@ class Policy:
     async def close(self, status: Literal["success", "errored", "interrupted"]) -> None:
         """End the session, which frees its memory on the server."""
         # A server that is gone holds nothing that has to be freed.
-        with contextlib.suppress(TimeoutError, tinker.TinkerError):
+        with contextlib.suppress(TimeoutError, tinker.TinkerError, LachesisError):
             async with asyncio.timeout(5):
-                await self.service_client.close(status)
+                await end_session(self.service_client, status)
             if self._session_file is not None:
                 self._session_file.unlink(missing_ok=True)
 

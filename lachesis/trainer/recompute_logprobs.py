@@ -16,9 +16,11 @@ import numpy as np
 import tinker
 
 from lachesis.base.arrays import Array
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.rollout_api.scored_group import find_fault
 from lachesis.trainer.batch import IGNORE_INDEX, BatchSettings
 from lachesis.trainer.doubled_eos import build_keep_mask
+from lachesis.trainer.protocol_checks import check_prompt_logprobs
 
 # What Atropos writes for tokens that were not sampled.
 UNSAMPLED_LOGPROB = 1.0
@@ -98,8 +100,8 @@ async def _compute_rollout_logprobs(
     keep_mask_T = build_keep_mask(tokens_T, settings.eos_id, loss_mask_T)
     if len(tokens_T) > settings.max_tokens or keep_mask_T.sum() < 2:
         return logprobs_T  # The rollout will be dropped, so the values do not matter.
-    logprobs = await sampler.compute_logprobs_async(
-        tinker.ModelInput.from_ints(tokens_T[keep_mask_T].tolist())
-    )
+    prompt = tinker.ModelInput.from_ints(tokens_T[keep_mask_T].tolist())
+    logprobs = await call_sdk(sampler, "compute_logprobs", prompt)
+    check_prompt_logprobs(logprobs, prompt.length)
     logprobs_T[keep_mask_T] = [min(0.0, float(value or 0.0)) for value in logprobs]
     return np.where(loss_mask_T, logprobs_T, UNSAMPLED_LOGPROB)

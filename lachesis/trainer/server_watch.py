@@ -16,7 +16,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lachesis.base.errors import LachesisError, ServerDownError, SessionLostError, shorten
+from lachesis.base.errors import (
+    LachesisError,
+    ServerDownError,
+    ServerProtocolError,
+    SessionLostError,
+    shorten,
+)
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
 from lachesis.base.tinker_http import get_base_url, make_access_error
@@ -68,6 +74,8 @@ class ServerWatch:
 
     def translate(self, error: BaseException) -> LachesisError | None:
         """Return the error that tells the run's user what to do, or None if it is another one."""
+        if isinstance(error, ServerProtocolError):
+            return error
         text = str(error)
         status = getattr(error, "status_code", None)
         # What the SDK raises for a result that it may not fetch has its status in the text only.

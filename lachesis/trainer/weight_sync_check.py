@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import tinker
 
-from lachesis.base.errors import WeightSyncError
+from lachesis.base.errors import ServerProtocolError, WeightSyncError
 from lachesis.base.tolerance import BFLOAT16_TOLERANCE
 from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_client import ScoredGroup
@@ -180,6 +180,8 @@ class WeightSyncCheck:
                     self.policy.compute_logprobs(self._text_tokens),
                 )
             return WeightSample(np.asarray(sampler_logprobs[1:], np.float64), trainer_logprobs)
+        except ServerProtocolError:
+            raise
         except Exception as error:  # A failed comparison must not end the run.
             log.warning("the published weights were not compared with those in training: %r", error)
             return None

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -351,38 +350,3 @@ def _change_logprobs(fault: Fault, answer: Answer, change: Any) -> Answer:
         message.prompt_logprobs = change(values).astype("<f4").tobytes()
     answer.body = message.SerializeToString()
     return answer
-
-
-FAULTS: dict[str, type[Fault]] = {
-    fault.kind: fault
-    for fault in (
-        Queued,
-        Unpaid,
-        Revoked,
-        RateLimit,
-        ServerError,
-        Cut,
-        Lost,
-        SessionExpired,
-        ModelRetired,
-        StaleSampler,
-        Bfloat16,
-        OrderNoise,
-        TimeToLive,
-        BrokenDownload,
-    )
-}
-
-
-def make_fault(content: dict[str, Any]) -> Fault:
-    """Return the fault that `{"kind": …, OPTION: VALUE}` describes."""
-    fault_class = FAULTS[content["kind"]]
-    options = {name: value for name, value in content.items() if name != "kind"}
-    unknown = options.keys() - {one.name for one in fields(fault_class)}
-    assert not unknown, f"{fault_class.kind} has no option {', '.join(unknown)}"
-    return fault_class(**options)
-
-
-def draw_moment(rng: random.Random, num_calls: int) -> int:
-    """Return the number of the call before which a fault begins."""
-    return rng.randrange(num_calls // 10, num_calls)

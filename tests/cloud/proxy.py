@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.cloud.bill import Bill
-from tests.cloud.faults import Answer, Call, Fault, make_fault, make_refusal
+from tests.cloud.fault_kinds import make_fault
+from tests.cloud.faults import Answer, Call, Fault, make_refusal
 
 API = "/api/v1/"
 # A poll of the SDK waits up to 45 s; loading a large batch takes longer on a busy machine.

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import tinker
 
+from lachesis.base.sdk_calls import wait_for_sdk
+
 
 @pytest.fixture(scope="session")
 def service(engine: Any) -> Iterator[tinker.ServiceClient]:
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     yield client
-    client.close("success").result()
+    if hasattr(client, "close"):
+        wait_for_sdk(client.close("success"))
 
 
 @pytest.fixture
 def training(service: tinker.ServiceClient, engine: Any) -> tinker.TrainingClient:
     """A fresh adapter of rank 8."""
-    return service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result()
+    return wait_for_sdk(
+        service.create_lora_training_client(base_model=engine.model, rank=8, seed=1)
+    )

@@ -17,7 +17,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from lachesis.base.sdk_calls import wait_for_sdk
 from tests.engine.training_steps import PROMPT, checkpoint_folder, datums, ids, step
+from tests.sdk import needs_sdk
 
 
 def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
@@ -27,7 +29,7 @@ def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
     for number in range(3):
         step(training, datums(seed=number))
     path = training.save_weights_for_sampler("peft").result().path
-    sampler = training.create_sampling_client(path).result()
+    sampler = wait_for_sdk(training.create_sampling_client(path))
     served = sampler.compute_logprobs(ids(PROMPT)).result()[1:]
     base = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, str(checkpoint_folder(engine, path))).eval()
@@ -41,10 +43,10 @@ def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
 
 def test_a_snapshot_does_not_move_with_training(training: tinker.TrainingClient) -> None:
     """A reference policy must stay where it was."""
-    frozen = training.save_weights_and_get_sampling_client().result()
+    frozen = wait_for_sdk(training.save_weights_and_get_sampling_client())
     before = frozen.compute_logprobs(ids(PROMPT)).result()
     step(training, datums())
-    moved = training.save_weights_and_get_sampling_client().result()
+    moved = wait_for_sdk(training.save_weights_and_get_sampling_client())
     assert frozen.compute_logprobs(ids(PROMPT)).result() == before
     assert moved.compute_logprobs(ids(PROMPT)).result() != before
 
@@ -88,7 +90,7 @@ def test_a_wrong_token_or_model_is_refused(service: tinker.ServiceClient, engine
         == 401
     )
     with pytest.raises(tinker.RequestFailedError, match="this engine serves"):
-        service.create_lora_training_client(base_model="Qwen/Qwen3-8B").result()
+        wait_for_sdk(service.create_lora_training_client(base_model="Qwen/Qwen3-8B"))
 
 
 def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any) -> None:
@@ -199,6 +201,7 @@ def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
     assert not {path, damaged} & set(all_paths)
 
 
+@needs_sdk("0.38", "downloads by its command")
 def test_the_tinker_command_downloads_a_checkpoint(
     training: tinker.TrainingClient, engine: Any, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import tinker
 from fastapi.testclient import TestClient
 from tinker.lib import api_future_impl
 
+from lachesis.base.sdk_calls import wait_for_sdk
 from lachesis.engine import app, json_messages
 from lachesis.engine.engine import Engine
 from lachesis.engine.model_thread import ModelThread
@@ -164,7 +165,7 @@ def test_an_operation_that_has_begun_is_not_cancelled_and_the_answer_says_so(
     submitted: list[str],
 ) -> None:
     """Its gradients count, so its future must get its result and no error."""
-    sampler = service.create_sampling_client(base_model=engine.model).result()
+    sampler = wait_for_sdk(service.create_sampling_client(base_model=engine.model))
     submitted.clear()
     # So many that they still go on when a busy machine lets this test ask.
     begun = training.forward_backward(many_passes(160), "cross_entropy")

@@ -15,13 +15,16 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
+from lachesis.base.sdk_calls import wait_for_sdk
+from tests.sdk import needs_sdk
+
 PROMPT = [256, 18, 10, 19, 28, 258, 257]
 ONE = tinker.SamplingParams(max_tokens=1, stop=[])
 
 
 @pytest.fixture(scope="module")
 def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient:
-    return service.create_sampling_client(base_model=engine.model).result()
+    return wait_for_sdk(service.create_sampling_client(base_model=engine.model))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,7 @@ def test_the_likeliest_tokens_of_the_prompt(
         np.testing.assert_allclose([value for _, value in row], values[best], atol=1e-4)
 
 
+@needs_sdk("0.38", "parts of a prompt")
 def test_only_the_end_of_the_prompt(sampler: tinker.SamplingClient, expected: np.ndarray) -> None:
     answer = ask(
         sampler, include_prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=2
@@ -64,6 +68,7 @@ def test_only_the_end_of_the_prompt(sampler: tinker.SamplingClient, expected: np
     assert [row is None for row in answer.topk_prompt_logprobs] == [True] * 5 + [False] * 2
 
 
+@needs_sdk("0.38", "targets of a prompt")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_tokens_that_the_client_names(
     sampler: tinker.SamplingClient, expected: np.ndarray, sparse: bool
@@ -85,6 +90,7 @@ def test_tokens_that_the_client_names(
     assert np.count_nonzero(found) == 2
 
 
+@needs_sdk("0.38", "alternatives")
 def test_alternatives_are_drawn_from_the_distribution(
     sampler: tinker.SamplingClient, expected: np.ndarray
 ) -> None:
@@ -104,6 +110,7 @@ def test_alternatives_are_drawn_from_the_distribution(
     np.testing.assert_allclose(logprobs.mean(1), -entropy, atol=0.15)
 
 
+@needs_sdk("0.38", "likeliest sampled tokens")
 def test_the_likeliest_tokens_of_each_sampled_position(sampler: tinker.SamplingClient) -> None:
     params = tinker.SamplingParams(max_tokens=5, stop=[], temperature=0.0)
     (one,) = ask(sampler, params, topk_sample_logprobs=4).sequences
@@ -121,9 +128,9 @@ def test_different_adapters_are_sampled_in_one_batch(
     """Each sample has the log-probability that its own weights give it."""
     samplers = []
     for seed in (1, 2):
-        client = service.create_lora_training_client(
-            base_model=engine.model, rank=8, seed=seed
-        ).result()
+        client = wait_for_sdk(
+            service.create_lora_training_client(base_model=engine.model, rank=8, seed=seed)
+        )
         tokens = np.arange(8) + seed
         inputs = {"target_tokens": tokens, "weights": np.ones(8, np.float32)}
         data = [
@@ -133,8 +140,8 @@ def test_different_adapters_are_sampled_in_one_batch(
         ]
         client.forward_backward(data, "cross_entropy").result()
         client.optim_step(tinker.AdamParams(learning_rate=0.05)).result()
-        samplers.append(client.save_weights_and_get_sampling_client().result())
-    samplers.append(service.create_sampling_client(base_model=engine.model).result())
+        samplers.append(wait_for_sdk(client.save_weights_and_get_sampling_client()))
+    samplers.append(wait_for_sdk(service.create_sampling_client(base_model=engine.model)))
     prompt, params = (
         tinker.ModelInput.from_ints(PROMPT),
         tinker.SamplingParams(max_tokens=30, stop=[]),
@@ -193,12 +200,13 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
         )
         assert result(post("/unload_model", model_id=model))["model_id"] == model
         assert "there is no model" in result(post("/optim_step", seq_id=6, **step))["error"]
-        assert client.post("/create_session", json={"sdk_version": "0.28.1"}).status_code == 400
+        assert client.post("/create_session", json={"sdk_version": "0.26.2"}).status_code == 400
         refused = client.post("/client/config", json={"sdk_version": "0.24.0"})
-        assert (refused.status_code, "0.38 or newer" in refused.text) == (400, True)
+        assert (refused.status_code, "0.27 or newer" in refused.text) == (400, True)
         client.post(f"/sessions/{session}/finish", json={})
 
 
+@needs_sdk("0.38", "numbers that are not finite")
 @pytest.mark.parametrize(
     ("adam", "message"),
     [
@@ -237,9 +245,10 @@ def test_tensors_that_are_not_finite_are_refused(
 
 def test_an_impossible_rank_is_refused(service: tinker.ServiceClient, engine: Any) -> None:
     with pytest.raises(tinker.RequestFailedError, match="LoRA rank is 513; allowed: 1 to 512"):
-        service.create_lora_training_client(base_model=engine.model, rank=513).result()
+        wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=513))
 
 
+@needs_sdk("0.38", "sparse targets")
 def test_one_client_may_ask_for_more_than_fits(
     start_engine: Callable[..., Any], random_model: str
 ) -> None:
@@ -248,7 +257,7 @@ def test_one_client_may_ask_for_more_than_fits(
     """
     engine = start_engine(random_model)
     with tinker.ServiceClient(base_url=engine.url, api_key=engine.token) as service:
-        sampler = service.create_sampling_client(base_model=random_model).result()
+        sampler = wait_for_sdk(service.create_sampling_client(base_model=random_model))
         sizes = []
         for _ in range(3):
             waiting = [

@@ -12,7 +12,9 @@ import pytest
 import tinker
 import torch
 
+from lachesis.base.sdk_calls import call_sdk, wait_for_sdk
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
+from tests.sdk import needs_sdk
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
 END = 258
@@ -20,7 +22,7 @@ END = 258
 
 @pytest.fixture(scope="module")
 def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient:
-    return service.create_sampling_client(base_model=engine.model).result()
+    return wait_for_sdk(service.create_sampling_client(base_model=engine.model))
 
 
 def sample(
@@ -191,6 +193,7 @@ def test_numbers_beyond_every_tensor_disturb_no_other_request(
         assert len(future.result().sequences[0].tokens) == 4
 
 
+@needs_sdk("0.38", "targets of a prompt")
 def test_targets_for_a_prompt_of_one_token_are_refused(sampler: tinker.SamplingClient) -> None:
     """The client must not wait for ever, whatever the engine raises while it reads a request."""
     with pytest.raises(tinker.RequestFailedError, match="needs a prompt of at least 2 tokens"):
@@ -216,24 +219,25 @@ async def test_a_cancelled_sample_frees_the_engine(
     service: tinker.ServiceClient, engine: Any
 ) -> None:
     """Its rows leave the batch, so the next sample need not wait for them."""
-    sampler = await service.create_sampling_client_async(base_model=engine.model)
-    long = asyncio.create_task(
-        sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[]))
-    )
+    sampler = await call_sdk(service, "create_sampling_client", base_model=engine.model)
+    many = tinker.SamplingParams(max_tokens=300, stop=[])
+    long = asyncio.create_task(call_sdk(sampler, "sample", PROMPT, 128, many))
     await asyncio.sleep(0.3)
     long.cancel()
     started = time.monotonic()
-    await sampler.sample_async(PROMPT, 1, tinker.SamplingParams(max_tokens=1, stop=[]))
+    few = tinker.SamplingParams(max_tokens=1, stop=[])
+    await call_sdk(sampler, "sample", PROMPT, 1, few)
     short = time.monotonic() - started
     whole = time.monotonic()
-    await sampler.sample_async(PROMPT, 128, tinker.SamplingParams(max_tokens=300, stop=[]))
+    await call_sdk(sampler, "sample", PROMPT, 128, many)
     assert short < 0.7 * (time.monotonic() - whole)
 
 
+@needs_sdk("0.30", "clients that can be closed")
 def test_an_ended_session_frees_its_samplers(engine: Any) -> None:
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
-    training = client.create_lora_training_client(base_model=engine.model, rank=4).result()
-    sampler_id = training.save_weights_and_get_sampling_client().result()._sampling_session_id
+    training = wait_for_sdk(client.create_lora_training_client(base_model=engine.model, rank=4))
+    sampler_id = wait_for_sdk(training.save_weights_and_get_sampling_client())._sampling_session_id
     headers = {"X-API-Key": engine.token}
     assert (
         httpx.get(f"{engine.url}/api/v1/samplers/{sampler_id}", headers=headers).status_code == 200

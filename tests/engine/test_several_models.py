@@ -11,6 +11,7 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
+from lachesis.base.sdk_calls import wait_for_sdk
 from lachesis.tiny_model import build
 from tests.engine.training_steps import PROMPT, datums, ids, step
 
@@ -50,10 +51,10 @@ def test_each_model_is_sampled_and_trained_as_itself(
     served = client.get_server_capabilities().supported_models
     assert [model.model_name for model in served] == [random_model, teacher]
     samplers = {
-        name: client.create_sampling_client(base_model=name).result()
+        name: wait_for_sdk(client.create_sampling_client(base_model=name))
         for name in (random_model, teacher)
     }
-    training = client.create_lora_training_client(base_model=teacher, rank=4, seed=0).result()
+    training = wait_for_sdk(client.create_lora_training_client(base_model=teacher, rank=4, seed=0))
     assert training.get_info().model_name == teacher
     step(training, datums())
     waiting = [
@@ -63,7 +64,7 @@ def test_each_model_is_sampled_and_trained_as_itself(
     ]
     for name, future in waiting:
         np.testing.assert_allclose(future.result()[1:], expected(name), atol=1e-3)
-    trained = training.save_weights_and_get_sampling_client().result()
+    trained = wait_for_sdk(training.save_weights_and_get_sampling_client())
     changed = np.array(trained.compute_logprobs(ids(PROMPT)).result()[1:], dtype=np.float64)
     assert np.abs(changed - expected(teacher)).max() > 1e-3
 
@@ -71,21 +72,21 @@ def test_each_model_is_sampled_and_trained_as_itself(
 def test_a_checkpoint_belongs_to_the_model_that_it_was_made_with(
     client: tinker.ServiceClient, random_model: str, teacher: str
 ) -> None:
-    training = client.create_lora_training_client(base_model=teacher, rank=4, seed=0).result()
+    training = wait_for_sdk(client.create_lora_training_client(base_model=teacher, rank=4, seed=0))
     step(training, datums())
     state = training.save_state("teacher").result().path
     weights = training.save_weights_for_sampler("teacher").result().path
-    again = client.create_training_client_from_state(state).result()
+    again = wait_for_sdk(client.create_training_client_from_state(state))
     assert again.get_info().model_name == teacher
     before, after = (
         one.forward(datums(), "importance_sampling").result().metrics["loss:sum"]
         for one in (training, again)
     )
     assert before == after
-    sampler = client.create_sampling_client(model_path=weights).result()
+    sampler = wait_for_sdk(client.create_sampling_client(model_path=weights))
     assert len(sampler.compute_logprobs(ids(PROMPT)).result()) == len(PROMPT)
-    student = client.create_lora_training_client(base_model=random_model, rank=4).result()
+    student = wait_for_sdk(client.create_lora_training_client(base_model=random_model, rank=4))
     with pytest.raises(tinker.RequestFailedError, match="is an adapter of"):
         student.load_state(state).result()
     with pytest.raises(tinker.BadRequestError, match="this engine serves"):
-        client.create_sampling_client(base_model="Qwen/Qwen3-8B").result()
+        wait_for_sdk(client.create_sampling_client(base_model="Qwen/Qwen3-8B"))

@@ -10,6 +10,7 @@ import pytest
 import tinker
 import torch
 
+from lachesis.base.sdk_calls import wait_for_sdk
 from tests.engine.training_steps import (
     ADAM,
     Reference,
@@ -19,6 +20,7 @@ from tests.engine.training_steps import (
     logprobs_of,
     step,
 )
+from tests.sdk import needs_sdk
 
 
 @pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])
@@ -87,7 +89,7 @@ def test_forward_adds_no_gradient(training: tinker.TrainingClient) -> None:
 def test_gradients_add_up_until_the_step(service: tinker.ServiceClient, engine: Any) -> None:
     """Two passes of a half each make the step of one pass of the whole."""
     whole, parts = (
-        service.create_lora_training_client(base_model=engine.model, rank=8, seed=1).result()
+        wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=8, seed=1))
         for _ in range(2)
     )
     data = datums(4)
@@ -109,9 +111,9 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked(
     """
 
     def moved(**options: float) -> float:
-        client = service.create_lora_training_client(
-            base_model=engine.model, rank=8, seed=1
-        ).result()
+        client = wait_for_sdk(
+            service.create_lora_training_client(base_model=engine.model, rank=8, seed=1)
+        )
         client.forward_backward(datums(), "importance_sampling").result()
         client.optim_step(tinker.AdamParams(learning_rate=1.0, eps=1e6, **options)).result()
         from safetensors.torch import load_file
@@ -125,7 +127,7 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked(
 
 def test_two_clients_do_not_see_each_other(service: tinker.ServiceClient, engine: Any) -> None:
     one, other = (
-        service.create_lora_training_client(base_model=engine.model, rank=r, seed=1).result()
+        wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=r, seed=1))
         for r in (4, 8)
     )
     before = logprobs_of(other.forward(datums(), "importance_sampling").result())
@@ -140,8 +142,8 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
 ) -> None:
     step(training, datums(seed=1))
     path = training.save_state("middle").result().path
-    with_adam = service.create_training_client_from_state_with_optimizer(path).result()
-    without = service.create_training_client_from_state(path).result()
+    with_adam = wait_for_sdk(service.create_training_client_from_state_with_optimizer(path))
+    without = wait_for_sdk(service.create_training_client_from_state(path))
     results = []
     for client in (training, with_adam, without):
         step(client, datums(seed=2))
@@ -154,6 +156,7 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
     assert results[0] != results[2]
 
 
+@needs_sdk("0.30", "clients that can be closed")
 def test_a_resumed_run_equals_an_uninterrupted_one(
     service: tinker.ServiceClient, engine: Any, start_engine: Callable[..., Any], random_model: str
 ) -> None:
@@ -165,17 +168,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         return [step(client, datums(seed=number)).metrics["loss:sum"] for number in numbers]
 
     whole = losses(
-        service.create_lora_training_client(base_model=random_model, rank=8, seed=3).result(),
+        wait_for_sdk(service.create_lora_training_client(base_model=random_model, rank=8, seed=3)),
         range(4),
     )
-    interrupted = service.create_lora_training_client(
-        base_model=random_model, rank=8, seed=3
-    ).result()
+    interrupted = wait_for_sdk(
+        service.create_lora_training_client(base_model=random_model, rank=8, seed=3)
+    )
     parts = losses(interrupted, range(2))
     path = interrupted.save_state("stop").result().path
     second = start_engine(random_model, engine.store)
     with tinker.ServiceClient(base_url=second.url, api_key=second.token) as other:
         parts += losses(
-            other.create_training_client_from_state_with_optimizer(path).result(), range(2, 4)
+            wait_for_sdk(other.create_training_client_from_state_with_optimizer(path)), range(2, 4)
         )
     assert parts == whole

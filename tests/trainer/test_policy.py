@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tinker
 
+from lachesis.base.sdk_calls import open_rest_client
 from lachesis.config import run_config as run_config
 from lachesis.trainer.policy import Policy
 
@@ -25,7 +25,8 @@ async def test_the_trainer_answers_while_a_deletion_waits_for_a_dead_server(
     """
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
-    await asyncio.to_thread(tinker.RestClient)
+    with open_rest_client():
+        pass
     engine = start_engine(random_model)
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)

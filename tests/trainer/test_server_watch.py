@@ -18,6 +18,7 @@ from lachesis.base.errors import (
     ModelNotFoundError,
     SessionLostError,
 )
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.config import run_config
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.trainer import sdk_internals, server_watch
@@ -26,6 +27,7 @@ from lachesis.trainer.policy import Policy
 from lachesis.trainer.server_watch import ServerWatch
 from tests.cloud.conftest import cloud, served_cloud  # noqa: F401
 from tests.cloud.running import ServedCloud
+from tests.sdk import needs_sdk
 
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 
@@ -40,7 +42,8 @@ async def make_policy(watch: ServerWatch) -> Policy:
 async def sample(policy: Policy) -> None:
     assert policy.sampler is not None
     params = tinker.SamplingParams(max_tokens=2, seed=1)
-    await policy.sampler.sample_async(tinker.ModelInput.from_ints([64, 65]), 1, params)
+    prompt = tinker.ModelInput.from_ints([64, 65])
+    await call_sdk(policy.sampler, "sample", prompt, 1, params)
 
 
 async def work_on(policy: Policy) -> None:
@@ -54,6 +57,7 @@ async def work_on(policy: Policy) -> None:
         await asyncio.sleep(0.05)
 
 
+@needs_sdk("0.38", "the parts that were listened to")
 def test_the_listener_was_written_for_this_sdk() -> None:
     assert importlib.metadata.version("tinker") == sdk_internals.TINKER_VERSION
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.base.errors import WeightSyncError
+from lachesis.base.errors import ServerProtocolError, WeightSyncError
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.trainer.advantages import compute_learning_rate
 from lachesis.trainer.batch import Batch, Datum
 from lachesis.trainer.policy import Policy
@@ -33,6 +34,26 @@ async def play(policy: Policy, rates: list[float], *, stale_from: int | None = N
         await policy.train(batch(), rate)
         if stale_from is not None and number >= stale_from:
             policy.sampler = sampler
+        await canary.check()
+
+
+class ShortAnswers:
+    """A sampler whose server leaves out the log-probability of the first token."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    async def compute_logprobs_async(self, prompt: Any) -> list[float | None]:
+        logprobs: list[float | None] = await call_sdk(self.sampler, "compute_logprobs", prompt)
+        return logprobs[1:]
+
+
+async def test_a_server_with_one_logprob_too_few_ends_the_run_by_name(policy: Policy) -> None:
+    canary = WeightSyncCheck(policy)
+    await canary.take_reference(TOKENS)
+    await policy.train(batch(), 1e-3)
+    policy.sampler = ShortAnswers(policy.sampler)  # type: ignore[assignment]
+    with pytest.raises(ServerProtocolError, match="9 log-probabilities of a text of 10 tokens"):
         await canary.check()
 
 

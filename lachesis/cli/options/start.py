@@ -97,6 +97,13 @@ def add_environment_commands(add_command: AddCommand) -> None:
     )
     models.add_argument("name", nargs="?", help="one of them, for all that is known about it")
     add_profile_option(models)
+    _add_backend(
+        add_command(
+            "backend",
+            "Find out whether the trainer can use a server that speaks Tinker.",
+            "lachesis backend check http://127.0.0.1:8000",
+        )
+    )
     _add_model(
         add_command(
             "model",
@@ -176,6 +183,14 @@ def _add_prompt_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what the model is shown of the first item, as text and as token ids; sample "
         "nothing",
+    )
+
+
+def _add_backend(command: argparse.ArgumentParser) -> None:
+    command.add_argument("action", choices=["check"], help="ask it what it means by each request")
+    command.add_argument("url", nargs="?", help="its address (default: that of TINKER_BASE_URL)")
+    command.add_argument(
+        "--model", help="a model that it trains (default: the first one that it offers)"
     )
 
 

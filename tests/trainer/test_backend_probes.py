@@ -1,0 +1,96 @@
+"""`lachesis backend check`: our engine fits, and servers that differ are told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from lachesis.cli.main import main
+from lachesis.trainer import backend_probes
+from lachesis.trainer.backend_probes import PROBES, ProbeResult, describe_verdict
+from lachesis.trainer.backend_session import open_backend_session
+from tests.cloud.conftest import cloud, served_cloud  # noqa: F401
+from tests.cloud.running import ServedCloud
+
+pytestmark = pytest.mark.timeout(300)
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+
+
+@pytest.fixture
+def others(cloud: ServedCloud) -> ServedCloud:  # noqa: F811
+    """The rehearsal cloud, which can behave as servers of other makers."""
+    return cloud
+
+
+def run_probes(model: str, names: Collection[str] = ()) -> dict[str, ProbeResult]:
+    """Run the probes of these names, or all of them."""
+    with open_backend_session(model) as session:
+        return {
+            probe.name: probe.run(session) for probe in PROBES if not names or probe.name in names
+        }
+
+
+def list_different(findings: dict[str, ProbeResult]) -> set[str]:
+    return {name for name, finding in findings.items() if finding.outcome != "as Tinker"}
+
+
+def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    findings = run_probes(engine.model)
+    assert {name: findings[name] for name in list_different(findings)} == {}
+    assert describe_verdict(findings) == "fits"
+
+
+@pytest.mark.parametrize(
+    ("kind", "different", "verdict"),
+    [
+        ("short_logprobs", {"base"}, "does not fit: base"),
+        ("live_samplers", {"snapshots"}, "does not fit: snapshots"),
+        ("stale_sampler", {"sampler"}, "does not fit: sampler"),
+        ("no_stop_tokens", {"stop tokens"}, "does not fit: stop tokens"),
+        ("no_clipping", {"clipping"}, "fits with limits: clipping"),
+        ("no_seeds", {"seeds"}, "fits with limits: seeds"),
+        ("order_noise", {"batches"}, "fits with limits: batches"),
+    ],
+)
+def test_a_server_that_differs_is_told_apart(
+    others: ServedCloud, kind: str, different: set[str], verdict: str
+) -> None:
+    """Other probes are asked beside the one that sees it: they see nothing."""
+    others.begin(kind)
+    beside = {"training", "checkpoint"}
+    if kind == "stale_sampler":  # It has the weights of an earlier publication, if there is one.
+        beside.add("fresh adapter")
+    findings = run_probes(MODEL, different | beside)
+    assert list_different(findings) == different, findings
+    assert describe_verdict(findings).startswith(verdict), findings
+
+
+def test_the_command_prints_a_verdict(
+    others: ServedCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("training", "snapshots", "clipping")
+    probes = tuple(probe for probe in PROBES if probe.name in names)
+    monkeypatch.setattr(backend_probes, "PROBES", probes)
+    others.begin("no_clipping")
+    assert main(["backend", "check", others.url, "--model", MODEL, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "fits with limits: clipping"
+    assert [row["probe"] for row in answer["probes"]] == list(names)
+    others.begin("live_samplers")
+    assert main(["backend", "check", others.url, "--model", MODEL]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "verdict does not fit: " in shown
+    assert "snapshots differs: the old client moved by" in shown
+
+
+def test_a_model_that_is_not_offered_is_refused(
+    others: ServedCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["backend", "check", others.url, "--model", "no/model"]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "does not offer no/model for training; it offers Qwen/" in message
