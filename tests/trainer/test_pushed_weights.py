@@ -117,6 +117,7 @@ def test_an_adapter_arrives_and_loads_as_its_card_says(
     assert done.stdout.startswith("PeftModel")
 
 
+@pytest.mark.long
 def test_a_merged_model_needs_no_base_model(
     hub: ModelHub,
     env: dict[str, str],
