@@ -356,4 +356,4 @@ class ServiceHealth(ResponseModel):
     session: str
     home: str
     note: str | None = None
-    """What is not there yet and comes by itself."""
+    """Names what is not there yet and comes by itself."""

@@ -73,9 +73,12 @@ def _run_probes(args: argparse.Namespace, model: str) -> Json:
 
 
 def _render(answer: Json) -> RenderableType:
-    rows: list[tuple[str | Text, str]] = [("server", answer["url"]), ("model", answer["model"])]
+    rows: list[tuple[str | Text, str | Text]] = [
+        ("server", answer["url"]),
+        ("model", answer["model"]),
+    ]
     for row in answer["probes"]:
         mark = Text(row["outcome"], style=COLORS[row["outcome"]])
-        rows.append((row["probe"], Text.assemble(mark, f": {row['finding']}")))  # type: ignore[arg-type]
+        rows.append((row["probe"], Text.assemble(mark, f": {row['finding']}")))
     rows.append(("verdict", answer["verdict"]))
     return Group(make_pairs_table(rows))

@@ -238,6 +238,17 @@ class ModelRetired(Fault):
         return answer
 
 
+def find_publication(call: Call) -> str | None:
+    """Return the id of the sampling session that a call publishes, or None for other calls."""
+    if call.name != "save_weights_for_sampler":
+        return None
+    content = call.read_json()
+    sequence_id = content.get("sampling_session_seq_id")
+    if sequence_id is None:
+        return None
+    return f"{content['model_id'].split(':')[0]}:sample:{sequence_id}"
+
+
 @dataclass
 class StaleSampler(Fault):
     """A new sampler has the weights of the one before it."""
@@ -249,10 +260,8 @@ class StaleSampler(Fault):
 
     async def before(self, call: Call, cloud: RehearsalCloud) -> Answer | None:
         content = call.read_json()
-        sequence_id = content.get("sampling_session_seq_id")
-        if call.name == "save_weights_for_sampler" and sequence_id is not None:
-            session_id = content["model_id"].split(":")[0]
-            self.previous, self.newest = self.newest, f"{session_id}:sample:{sequence_id}"
+        if published := find_publication(call):
+            self.previous, self.newest = self.newest, published
         elif content.get("sampling_session_id") == self.newest and self.previous:
             self.num_met += 1
             call.body = json.dumps({**content, "sampling_session_id": self.previous}).encode()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.cloud.bill import parse_sample
-from tests.cloud.faults import Answer, Call, Fault
+from tests.cloud.faults import Answer, Call, Fault, find_publication
 
 if TYPE_CHECKING:
     from tests.cloud.proxy import RehearsalCloud
@@ -43,19 +43,16 @@ class LiveSamplers(Fault):
 
     kind = "live_samplers"
     calls: str = "asample|save_weights_for_sampler"
-    newest: str | None = None
     publications: list[str] = field(default_factory=list)
 
     async def before(self, call: Call, cloud: RehearsalCloud) -> Answer | None:
         content = call.read_json()
-        sequence_id = content.get("sampling_session_seq_id")
-        if call.name == "save_weights_for_sampler" and sequence_id is not None:
-            session_id = content["model_id"].split(":")[0]
-            self.newest = f"{session_id}:sample:{sequence_id}"
-            self.publications.append(self.newest)
+        if published := find_publication(call):
+            self.publications.append(published)
         elif content.get("sampling_session_id") in self.publications[:-1]:
             self.num_met += 1
-            call.body = json.dumps({**content, "sampling_session_id": self.newest}).encode()
+            newest = {"sampling_session_id": self.publications[-1]}
+            call.body = json.dumps({**content, **newest}).encode()
         return None
 
 

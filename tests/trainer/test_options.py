@@ -104,9 +104,9 @@ def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None
     manifest = export.Checkpoints(run.folder.checkpoints).find_resumable()
     assert manifest is not None
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    found, _, _ = parity.check_adapter(run.record.base_model, copy, texts, None)
-    assert not found.verified
-    assert found.largest > 1e-3
+    difference, _, _ = parity.check_adapter(run.record.base_model, copy, texts, None)
+    assert not difference.verified
+    assert difference.largest > 1e-3
     with pytest.raises(CheckpointError, match="has no text to compare with"):
         parity.check_adapter(run.record.base_model, copy, [], None)
     with pytest.raises(CheckpointError, match="cannot be loaded"):

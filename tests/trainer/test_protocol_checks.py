@@ -20,7 +20,7 @@ from lachesis.trainer.protocol_checks import (
 
 
 def make_sequence(num_tokens: int, logprobs: list[float] | None) -> Any:
-    """What the SDK hands over of one sample; its own class differs from version to version."""
+    """Make what the SDK hands over of one sample; its own class differs between versions."""
     return SimpleNamespace(tokens=list(range(num_tokens)), logprobs=logprobs)
 
 

@@ -77,6 +77,17 @@ def use_base_of_hub(folder: RunDir) -> None:  # noqa: F811
     folder.record.write_text(json.dumps({**record, "base_model": BASE}))
 
 
+def run_code_of_card(card: str, env: dict[str, str]) -> str:
+    """Run the Python of a card in a process of its own, and return the class of its model."""
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    test = "\nprint(type(model).__name__, len(tokenizer('1+2=').input_ids))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + test], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_an_adapter_arrives_and_loads_as_its_card_says(
     hub: ModelHub,
     env: dict[str, str],
@@ -108,13 +119,7 @@ def test_an_adapter_arrives_and_loads_as_its_card_says(
     assert "library_name: peft" in card
     assert "| step of training | 6 of 6 |" in card
     assert "| compared with the trained model | verified: " in card
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    test = "\nprint(type(model).__name__, len(tokenizer('1+2=').input_ids))"
-    done = subprocess.run(
-        [sys.executable, "-c", code + test], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("PeftModel")
+    assert run_code_of_card(card, env).startswith("PeftModel")
 
 
 @pytest.mark.long
@@ -137,11 +142,7 @@ def test_a_merged_model_needs_no_base_model(
     _check_nothing_local(pushed, tmp_path, random_model)
     card = pushed.files["README.md"].decode()
     assert "base_model:" not in card
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert run_code_of_card(card, env)
 
 
 def _check_nothing_local(pushed: Repository, *places: Any) -> None:
