@@ -29,6 +29,7 @@
     ├── EngineRequestError           engine_request      also ValueError
     ├── ModelNotFoundError           model_not_found     also FileNotFoundError
     ├── UnsupportedModelError        unsupported_model
+    ├── InsufficientMemoryError      insufficient_memory
     ├── MissingDependencyError       missing_dependency  also ImportError
     ├── MissingKeyError              missing_key
     ├── BillingError                 billing
@@ -238,6 +239,12 @@ class UnsupportedModelError(LachesisError):
     """The engine can load the model but cannot sample from it."""
 
     code = "unsupported_model"
+
+
+class InsufficientMemoryError(LachesisError):
+    """A model, or one sequence of it, needs more memory than the device has."""
+
+    code = "insufficient_memory"
 
 
 class MissingDependencyError(LachesisError, ImportError):

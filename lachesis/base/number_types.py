@@ -37,6 +37,7 @@ NUM_GROUPS = make_integer_type(1, 10_000)
 NUM_ROLLOUTS = make_integer_type(1, 1000)
 NUM_RUNS = make_integer_type(1, 100_000)
 NUM_TOKENS = make_integer_type(1, 1_000_000)
+LORA_RANK = make_integer_type(1, 512)
 GROUP_SIZE = make_integer_type(1, 1024)
 
 

@@ -131,6 +131,14 @@ class TinkerSection(Section):
     """Adam's learning rate."""
     max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16, le=MAX_CONTEXT)
     """A group with a sequence of this many tokens or more is dropped by the environment."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the model's weights on the embedded engine; auto is bfloat16 on a card that has it,
+    and float32 elsewhere.
+    """
+    base_weights: Literal["full", "8bit", "4bit"] = "full"
+    """Whether the embedded engine stores the model's linear layers in fewer bits; that needs
+    bitsandbytes.
+    """
     checkpoint_dir: Annotated[str, INFRASTRUCTURE] = "./temp/"
     """Folder of the checkpoint manifests."""
     save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1, le=MAX_STEPS)

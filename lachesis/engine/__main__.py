@@ -21,12 +21,13 @@ from lachesis.base.errors import (
 )
 from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.http_guard import HttpGuard
-from lachesis.base.number_types import PORT, SEED
+from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
 from lachesis.base.transformers_internals import speed_up_transformers_import
 
 if TYPE_CHECKING:
     from lachesis.engine.engine import Engine
 
+log = logging.getLogger(__name__)
 # Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
 MAX_BODY_BYTES = 600_000_000
 # How long open responses may delay the shutdown; a long poll would take half a minute.
@@ -76,7 +77,35 @@ def _parse_args() -> argparse.Namespace:
         "--seed", type=SEED, help="seed of sampling requests that bring none (default: random)"
     )
     parser.add_argument(
-        "--bf16", action="store_true", help="base model in bfloat16, adapters in float32: for a GPU"
+        "--precision",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="type of the base model's weights; adapters are float32 (default: bfloat16 on a GPU "
+        "that has it, else float32)",
+    )
+    parser.add_argument("--bf16", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--base-weights",
+        choices=("full", "8bit", "4bit"),
+        default="full",
+        help="store the base model's linear layers in fewer bits, which needs bitsandbytes",
+    )
+    parser.add_argument(
+        "--rank",
+        type=LORA_RANK,
+        default=32,
+        help="rank of the adapters that memory is planned for (default: 32)",
+    )
+    parser.add_argument(
+        "--sequence-tokens",
+        type=NUM_TOKENS,
+        default=4096,
+        help="length of the longest sequence that memory is planned for (default: 4096)",
+    )
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        help="memory of the device to use at most (default: all that is free)",
     )
     return parser.parse_args()
 
@@ -139,14 +168,21 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
 
 
 def _load_models(args: argparse.Namespace) -> Engine:
-    import torch
-
     from lachesis.engine.engine import Engine
+    from lachesis.engine.load_settings import LoadSettings
 
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    if args.bf16:
+        log.warning("--bf16 is an old name of --precision bfloat16")
+    settings = LoadSettings(
+        precision="bfloat16" if args.bf16 else args.precision,
+        base_weights=args.base_weights,
+        rank=args.rank,
+        sequence_tokens=args.sequence_tokens,
+        memory_limit_bytes=int(args.memory_gib * 2**30) if args.memory_gib else None,
+    )
     model, *extra_models = args.model
     store = args.store or paths.home() / "engine"
-    return Engine(model, store, extra_models=extra_models, seed=args.seed, dtype=dtype)
+    return Engine(model, store, extra_models=extra_models, seed=args.seed, settings=settings)
 
 
 if __name__ == "__main__":

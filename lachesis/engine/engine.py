@@ -14,11 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, protobuf_messages, weights
 from lachesis.engine.futures import Payload
+from lachesis.engine.load_settings import LoadSettings
 from lachesis.engine.lora import LoraAdapter, LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.sampler import Sampler
@@ -72,7 +71,7 @@ class Engine:
         *,
         extra_models: Sequence[str] = (),
         seed: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        settings: LoadSettings | None = None,
     ) -> None:
         """Load the models and keep all of them in memory.
 
@@ -82,15 +81,16 @@ class Engine:
             store_root: The folder of the checkpoints.
             extra_models: More models that can be sampled and trained, such as a teacher.
             seed: The seed of sampling requests without a seed.
-            dtype: The type of the base models' weights.
+            settings: How the models are loaded.
 
         Raises:
             ModelNotFoundError: A model cannot be loaded.
+            InsufficientMemoryError: A model does not fit into the memory of the device.
             UnsupportedModelError: A model cannot be served correctly.
         """
         self.served_models: dict[str, ServedModel] = {}
         for name in dict.fromkeys([model, *extra_models]):
-            base = BaseLanguageModel(name, dtype=dtype)
+            base = BaseLanguageModel(name, settings)
             self.served_models[name] = ServedModel(base, Sampler(base, seed))
         self.default_model = self.served_models[model]
         self.store = weights.WeightsStore(store_root)
@@ -303,8 +303,9 @@ class Engine:
             return self._get_served_model(base_model or ""), None
         tensors, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(model_path))
         served_model = self._find_checkpoint_model(checkpoint_record)
-        factors = lora.from_tensors(tensors, served_model.base.device)
-        served_model.base.lora_layers.check_factors(factors, model_path)
+        base = served_model.base
+        factors = lora.from_tensors(tensors, base.device, base.module.dtype)
+        base.lora_layers.check_factors(factors, model_path)
         return served_model, LoraAdapter(factors, LoraSpec(**checkpoint_record["lora"]).scale)
 
     def add_sampler(

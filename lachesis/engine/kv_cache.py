@@ -45,8 +45,10 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache):
     """Hold sequences in the slots 0 to n - 1. Only the model thread may call this."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: float = float("inf")) -> None:
+        """Create an empty cache, which leaves no room for growth beyond `max_bytes`."""
         super().__init__(layers=[])
+        self._max_bytes = max_bytes
         # The slots of the current pass, the positions of their new tokens, and the length that
         # attention covers.
         self.decode_step: tuple[torch.Tensor, torch.Tensor, int] = (
@@ -70,7 +72,13 @@ class SlotCache(Cache):
         if max_length <= self._reserved_length:
             new_length = self._reserved_length
         else:
-            new_length = -(-max(max_length, self._reserved_length * 3 // 2) // 64) * 64
+            new_length = _round_up(max(max_length, self._reserved_length * 3 // 2))
+        bytes_per_token = sum(
+            layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in template.layers
+        )
+        if new_num_slots * new_length * bytes_per_token > self._max_bytes:
+            new_num_slots = max(num_slots, self._num_slots)
+            new_length = max(_round_up(max_length), self._reserved_length)
         while len(self.layers) < len(template.layers):
             self.layers.append(SlotLayer(self))
         for layer, template_layer in zip(self.layers, template.layers, strict=True):
@@ -100,6 +108,11 @@ class SlotCache(Cache):
         if sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers) > MAX_IDLE_BYTES:
             self.layers.clear()
             self._num_slots = self._reserved_length = 0
+
+
+def _round_up(length: int) -> int:
+    """Return the next multiple of 64."""
+    return -(-length // 64) * 64
 
 
 def _grow(

@@ -48,8 +48,8 @@ class LoraSpec:
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """Hold a frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer,
-    float32.
+    """Hold a frozen adapter: A (rank, in) and B (out, rank) by the path of the linear layer, in
+    float32 or in the type of the base model.
     """
 
     factors: Factors
@@ -81,6 +81,13 @@ class LoraLinear:
         if isinstance(self.linear, Conv1D):
             return self.linear.weight.T
         return self.linear.weight
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the output and input size; a quantised weight has another shape."""
+        if isinstance(self.linear, Conv1D):
+            return self.linear.nf, self.linear.nx
+        return self.linear.out_features, self.linear.in_features
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.merged_weight is not None:
@@ -121,10 +128,11 @@ class LoraLinear:
 def _add_lora_output(
     y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    # Adapters are float32 whatever the base model is, so that small updates are not lost.
+    # In training adapters are float32 whatever the base model is, so that small updates are not
+    # lost. Frozen ones have the type of the model, which takes a third of the operations.
     inner = functional.linear(x.to(a.dtype), a)
     if y.dtype != a.dtype:
-        return y + (scale * functional.linear(inner, b)).to(y.dtype)
+        return y + functional.linear(scale * inner, b).to(y.dtype)
     return torch.addmm(
         y.reshape(-1, b.shape[0]), inner.reshape(-1, a.shape[0]), b.T, alpha=scale
     ).view(y.shape)
@@ -150,8 +158,10 @@ class LoraLayers:
             module.get_submodule(path).forward = layer
             layer.get_num_sequences = lambda: self.num_sequences
         self.transposed = any(isinstance(layer.linear, Conv1D) for layer in self._layers.values())
+        weights = [layer.weight for layer in self._layers.values()]
         self._can_merge = (
-            sum(layer.weight.nbytes for layer in self._layers.values()) <= self.MAX_MERGED_BYTES
+            all(weight.is_floating_point() for weight in weights)
+            and sum(weight.nbytes for weight in weights) <= self.MAX_MERGED_BYTES
         )
         self._active_key: object = None
         self._merged_key = object()
@@ -161,7 +171,7 @@ class LoraLayers:
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Return the output and input size of every layer that can be adapted."""
-        return {path: tuple(layer.weight.shape) for path, layer in self._layers.items()}  # type: ignore[misc]
+        return {path: layer.shape for path, layer in self._layers.items()}
 
     def create_factors(self, spec: LoraSpec) -> Factors:
         """Return a new adapter, which leaves the model's output unchanged.
@@ -177,8 +187,7 @@ class LoraLayers:
         generator.manual_seed(spec.seed % 2**63) if spec.seed is not None else generator.seed()
         factors = {}
         for path in self._select_layers(spec):
-            weight = self._layers[path].weight
-            out, width = weight.shape
+            weight, (out, width) = self._layers[path].weight, self._layers[path].shape
             a = (torch.rand(spec.rank, width, generator=generator) * 2 - 1) / math.sqrt(width)
             # B is zero, so the new adapter adds nothing yet.
             factors[path] = (a.to(weight.device), torch.zeros(out, spec.rank, device=weight.device))
@@ -202,7 +211,7 @@ class LoraLayers:
         """Raise EngineRequestError for an adapter of another model."""
         for path, (a, b) in factors.items():
             if path in self._layers:
-                shape = tuple(self._layers[path].weight.shape)
+                shape = self._layers[path].shape
             else:
                 shape = None
             if shape != (b.shape[0], a.shape[1]):
@@ -320,16 +329,18 @@ def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
     }
 
 
-def from_tensors(tensors: dict[str, torch.Tensor], device: torch.device) -> Factors:
+def from_tensors(
+    tensors: dict[str, torch.Tensor],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Factors:
     """Return the adapter in a PEFT file."""
     factors: Factors = {}
-    for key, value in tensors.items():
+    for key, a in tensors.items():
         if key.endswith(".lora_A.weight"):
             path = key.removeprefix(_PEFT_KEY_PREFIX).removesuffix(".lora_A.weight")
-            factors[path] = (
-                value.to(device),
-                tensors[key.replace(".lora_A.", ".lora_B.")].to(device),
-            )
+            b = tensors[key.replace(".lora_A.", ".lora_B.")]
+            factors[path] = (a.to(device, dtype), b.to(device, dtype))
     return factors
 
 

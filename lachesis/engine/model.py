@@ -5,8 +5,10 @@ It is in memory once; each of its linear layers can add adapters.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,9 @@ from transformers.cache_utils import Cache
 
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.engine.kv_cache import SlotCache
+from lachesis.engine.load_settings import LoadSettings
 from lachesis.engine.lora import LoraLayers
+from lachesis.engine.recomputation import set_recomputation
 from lachesis.engine.startup_check import compute_tolerance, measure_difference, verify_base_model
 
 if TYPE_CHECKING:
@@ -28,11 +32,12 @@ log = logging.getLogger(__name__)
 class BaseLanguageModel:
     """Hold the frozen model, its tokenizer and its limits."""
 
-    def __init__(self, source: str, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, source: str, settings: LoadSettings | None = None) -> None:
         """Load the model from a local folder or by its name on the Hub.
 
         Raises:
             ModelNotFoundError: It cannot be loaded.
+            InsufficientMemoryError: It does not fit into the memory of the device.
             UnsupportedModelError: It cannot be sampled token by token.
         """
         if (
@@ -47,15 +52,25 @@ class BaseLanguageModel:
         try:
             config = AutoConfig.from_pretrained(source)
             self.tokenizer = AutoTokenizer.from_pretrained(source)
-            self.module = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
+            settings = settings or LoadSettings()
+            self.memory_plan = settings.plan_memory(source, config)
+            self.module = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=settings.dtype, **settings.make_quantization_kwargs()
+            )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ModelNotFoundError(f"the model {source} cannot be loaded: {reason}") from error
         self.source = source
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.module.to(self.device).eval().requires_grad_(False)
+        self.device = settings.device
+        if not settings.bits:
+            self.module.to(self.device)
+        self.module.eval().requires_grad_(False)
         text_config = config.get_text_config()
         max_positions = int(getattr(text_config, "max_position_embeddings", None) or 0)
+        # Whether results differ by rounding in float32 alone. Layers of 8 bits round their inputs;
+        # those of 4 bits are made float32 again first.
+        self.is_exact = self.module.dtype == torch.float32 and settings.bits != 8
+        self.can_recompute = bool(self.module.supports_gradient_checkpointing)
         self.context_length = max_positions if max_positions > 0 else 4096
         self.vocab_size = int(self.module.get_input_embeddings().num_embeddings)
         self.eos_ids = _read_eos_ids(self.module, self.tokenizer)
@@ -69,6 +84,16 @@ class BaseLanguageModel:
         verify_base_model(self)
         size = sum(weight.nbytes for weight in self.module.parameters())
         log.info("%s is loaded: %.2f GiB of weights on %s", source, size / 2**30, self.device)
+
+    @contextlib.contextmanager
+    def recompute_activations(self, is_on: bool) -> Iterator[None]:
+        """Compute the activations inside layers again for the gradients of the passes within."""
+        try:
+            self.can_recompute = set_recomputation(self.module, is_on)
+            yield
+        finally:
+            if is_on:
+                set_recomputation(self.module, False)
 
     def compute_states(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lachesis.base.errors import EngineRequestError, LachesisError
+from lachesis.engine.device_memory import is_out_of_memory
 from lachesis.engine.futures import Payload, RequestFuture
 from lachesis.engine.lora import LoraAdapter
 from lachesis.engine.protobuf_messages import encode_sample_response
@@ -26,6 +27,10 @@ from lachesis.engine.sampling_job import SamplingJob
 
 log = logging.getLogger(__name__)
 CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
+OUT_OF_MEMORY = (
+    "the memory of the device does not suffice, not even for one sequence at a time; set a smaller "
+    "max_token_length, or base_weights=4bit"
+)
 OperationCall = Callable[[], Payload | Generator[None, None, Payload]]
 Result = TypeVar("Result")
 
@@ -186,16 +191,26 @@ class ModelThread:
 
     def _step_samplers(self) -> None:
         for sampler in self._samplers:
-            if not sampler.is_busy:
-                continue
-            try:
-                sampler.step()
-            except Exception as error:
-                for job in sampler.clear():
-                    job.on_done(error)
+            if sampler.is_busy:
+                step_sampler(sampler)
 
     def _finish(self, future: RequestFuture, payload: Payload) -> None:
         self._loop.call_soon_threadsafe(future.finish, payload)
+
+
+def step_sampler(sampler: Sampler) -> None:
+    """Extend all sequences of a sampler by a token; an error ends its requests.
+
+    Where memory runs out, fewer sequences at a time are sampled from then on.
+    """
+    try:
+        sampler.step()
+    except Exception as error:
+        if is_out_of_memory(error) and sampler.restart_with_less_memory():
+            log.warning("sampling ran out of memory; fewer sequences at a time from now on")
+            return
+        for job in sampler.clear():
+            job.on_done(error)
 
 
 def make_tinker_error(error: Exception) -> Payload:
@@ -204,5 +219,8 @@ def make_tinker_error(error: Exception) -> Payload:
         return {"error": str(error), "category": "user"}
     if isinstance(error, LachesisError):
         return {"error": str(error), "category": "server"}
+    if is_out_of_memory(error):
+        log.error("out of memory: %s", error)
+        return {"error": f"{OUT_OF_MEMORY}: {str(error).splitlines()[0]}", "category": "server"}
     log.error("the model thread failed at a request", exc_info=error)
     return {"error": f"{type(error).__name__}: {error}", "category": "server"}

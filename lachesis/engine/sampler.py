@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 
 from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import AdapterAssignment, LoraAdapter
+from lachesis.engine.memory_plan import MAX_ROWS
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.sample_request import (
     PromptLogprobs,
@@ -28,11 +29,6 @@ from lachesis.engine.sampling_job import BatchRow, SamplingJob
 from lachesis.engine.slot_state import SlotState
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
 
-# Maximum number of sequences that are extended together.
-MAX_ROWS = 512
-# Maximum size of keys and values; each sequence takes the room of the longest that a request
-# allows.
-MAX_CACHE_BYTES = 2**31
 # Maximum number of prompt tokens of one pass, padding included.
 MAX_PREFILL_TOKENS = 4096
 
@@ -46,8 +42,13 @@ class Sampler:
         self._rng = np.random.default_rng(seed)
         self._waiting_jobs: deque[SamplingJob] = deque()
         self._rows: list[BatchRow] = []
+        # Rows whose prompts pass through the model at present.
+        self._entering_rows: list[BatchRow] = []
+        self._max_rows = MAX_ROWS
         self._lengths = np.zeros(0, np.int64)
-        self._cache = SlotCache()
+        # Each sequence takes the room of the longest that a request allows.
+        self._max_cache_bytes = base.memory_plan.cache_bytes
+        self._cache = SlotCache(self._max_cache_bytes)
         self._state = SlotState(base.device)
         self._assignments: list[AdapterAssignment] | None = None
         self._settings: TokenChoiceSettings | None = None
@@ -70,20 +71,49 @@ class Sampler:
     def clear(self) -> list[SamplingJob]:
         """Drop all requests after an error, and return the jobs that have not ended."""
         # A job with several samples has several rows.
-        jobs = list(dict.fromkeys([*(row.job for row in self._rows), *self._waiting_jobs]))
+        rows = [*self._rows, *self._entering_rows]
+        jobs = list(dict.fromkeys([*(row.job for row in rows), *self._waiting_jobs]))
         self._waiting_jobs.clear()
-        self._rows, self._lengths = [], np.zeros(0, np.int64)
-        self._cache, self._state = SlotCache(), SlotState(self.base.device)
-        self._invalidate_step_inputs()
+        self._reset_slots()
         return jobs
+
+    def _reset_slots(self) -> None:
+        self._rows, self._entering_rows, self._lengths = [], [], np.zeros(0, np.int64)
+        self._cache = SlotCache(self._max_cache_bytes)
+        self._state = SlotState(self.base.device)
+        self._invalidate_step_inputs()
+
+    def restart_with_less_memory(self) -> bool:
+        """Begin all unfinished sequences again, with at most half as many at a time.
+
+        A sequence with a seed gets the same tokens again.
+
+        Returns:
+            False if a single sequence was in progress, so that fewer are not possible.
+        """
+        # A row may be in both lists, and it may have ended already.
+        rows = [
+            row
+            for row in dict.fromkeys([*self._rows, *self._entering_rows])
+            if row.index not in row.job.sequences
+        ]
+        if len(rows) < 2:
+            return False
+        self._max_rows = len(rows) // 2
+        for row in rows:
+            row.job.unstarted_indices.append(row.index)
+        self._waiting_jobs = deque(dict.fromkeys([*(row.job for row in rows), *self._waiting_jobs]))
+        self._reset_slots()
+        return True
 
     @torch.inference_mode()
     def step(self) -> None:
         """Admit waiting requests, then extend every sequence by one token."""
         self._drop_cancelled()
-        new_rows = self._admit_rows()
-        if new_rows:
-            self._prefill(new_rows)
+        self._entering_rows = self._admit_rows()
+        if self._entering_rows:
+            self._prefill(self._entering_rows)
+            self._entering_rows = []
         if self._rows:
             self._decode()
         # An idle engine leaves the memory to training.
@@ -114,7 +144,7 @@ class Sampler:
         max_length = max((row.max_length for row in self._rows), default=0)
         while self._waiting_jobs:
             job = self._waiting_jobs[0]
-            first_row = self._create_row(job, job.num_started)
+            first_row = self._create_row(job, job.unstarted_indices[0])
             prompt_keys.add(_make_prompt_key(job))
             max_prompt_tokens = max(len(prompt) for _, prompt in prompt_keys)
             num_free_rows = (
@@ -130,21 +160,22 @@ class Sampler:
             if new_rows and max_prompt_tokens * len(prompt_keys) > MAX_PREFILL_TOKENS:
                 break
             max_length = max(max_length, first_row.max_length)
-            num_admitted = min(job.request.num_samples - job.num_started, max(1, num_free_rows))
+            num_admitted = min(len(job.unstarted_indices), max(1, num_free_rows))
+            job.unstarted_indices.popleft()
             new_rows += [
                 first_row,
                 *(
-                    self._create_row(job, job.num_started + index)
-                    for index in range(1, num_admitted)
+                    self._create_row(job, job.unstarted_indices.popleft())
+                    for _ in range(1, num_admitted)
                 ),
             ]
-            job.num_started += num_admitted
-            if job.num_started == job.request.num_samples:
+            if not job.unstarted_indices:
                 self._waiting_jobs.popleft()
         return new_rows
 
     def _compute_max_rows(self, length: int) -> int:
-        return min(MAX_ROWS, MAX_CACHE_BYTES // (self.base.kv_bytes_per_token * max(1, length)))
+        row_bytes = self.base.kv_bytes_per_token * max(1, length)
+        return min(self._max_rows, self._max_cache_bytes // row_bytes)
 
     def _create_row(self, job: SamplingJob, index: int) -> BatchRow:
         request = job.request
@@ -298,7 +329,7 @@ class Sampler:
             row_tokens, row_logprobs = state.get_generated(slot)
             is_stopped = bool(stopped[slot - rows.start])
             sequence = SampledSequence(
-                row_tokens, row_logprobs, is_stopped, _stack_top_logprobs(row)
+                row_tokens, row_logprobs, is_stopped, row.stack_top_logprobs()
             )
             row.job.finish(row.index, sequence)
         return list(ended_slots.tolist())
@@ -362,10 +393,3 @@ def _assign_adapters(
         for adapter, row_indices in rows_by_adapter.items()
         if adapter is not None
     ]
-
-
-def _stack_top_logprobs(row: BatchRow) -> tuple[np.ndarray, np.ndarray] | None:
-    if not row.top_logprobs:
-        return None
-    ids, values = zip(*row.top_logprobs, strict=True)
-    return np.array(ids, np.int32), np.array(values, np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +24,13 @@ class SamplingJob:
     request: SampleRequest
     snapshot: LoraAdapter | None
     on_done: Callable[[SampleResponse | Exception], None]
-    num_started: int = 0
-    """Number of its samples that have begun."""
+    unstarted_indices: deque[int] = field(init=False)
+    """The samples that have not begun, or begin again."""
     prompt_logprobs: PromptLogprobs | None = None
     sequences: dict[int, SampledSequence] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.unstarted_indices = deque(range(self.request.num_samples))
 
     def finish(self, index: int, sequence: SampledSequence) -> None:
         """Store a finished sequence, and report the result after the last one."""
@@ -55,3 +59,10 @@ class BatchRow:
     def max_length(self) -> int:
         """Return the maximum length of prompt and answer."""
         return len(self.job.request.prompt) + self.max_new_tokens
+
+    def stack_top_logprobs(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return ids and log-probabilities of the most likely tokens, if they were recorded."""
+        if not self.top_logprobs:
+            return None
+        ids, values = zip(*self.top_logprobs, strict=True)
+        return np.array(ids, np.int32), np.array(values, np.float32)

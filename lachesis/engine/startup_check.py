@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Maximum difference of log-probabilities in nats, times the largest logit where that is above 1.
 MAX_LOGPROB_DIFFERENCE = 1e-3
-# The limit is this many times larger in bfloat16, which has about three significant digits.
-BFLOAT16_FACTOR = 10
+# The limit is this many times larger in bfloat16, which has about three significant digits, and
+# holds for the root of the mean square: among 150,000 tokens some always differ by more.
+BFLOAT16_FACTOR = 20
 # Number of tokens to compare if no window or chunk is longer than SHORT_WINDOW.
 NUM_COMPARED_TOKENS = 24
 SHORT_WINDOW = 8
@@ -126,7 +127,7 @@ def check_sampling(base: BaseLanguageModel) -> None:
         expected = [_compute_last_logits(base, sequence, None) for sequence in sequences]
         base.detect_separate_head(sequences[1])
         _compare_decoded(base, sequences, [None, None], expected, "of the base model")
-        if base.module.dtype != torch.float32:
+        if not base.is_exact:
             return  # The effect of random adapters is smaller than the errors of bfloat16.
         adapters: list[LoraAdapter | None] = [_make_random_adapter(base, seed) for seed in (1, 2)]
         expected = [
@@ -151,7 +152,7 @@ def check_training(base: BaseLanguageModel) -> None:
         squared_norm, loss_decrease = _take_tiny_step(base, seed)
         if TARGET_LOSS_DECREASE / 3 < loss_decrease < 3 * TARGET_LOSS_DECREASE:
             return
-    if base.module.dtype == torch.float32 or not squared_norm:
+    if base.is_exact or not squared_norm:
         raise _make_unsupported_error(
             base,
             f"a training step lowers the loss by {loss_decrease:.2g} nats, but its gradient, of "
@@ -197,12 +198,12 @@ def _compare_decoded(
         ) from error
     for name, actual, reference in zip(("long", "short"), decoded, expected, strict=True):
         limit = compute_tolerance(base, reference)
-        max_difference = measure_difference(actual.log_softmax(-1), reference.log_softmax(-1))
-        if not max_difference <= limit:
+        difference = _measure_logprob_difference(base, actual, reference)
+        if not difference <= limit:
             raise _make_unsupported_error(
                 base,
                 f"log-probabilities {case} differ token by token from those of one pass by "
-                f"{max_difference:.2g} nats (the {name} of two sequences of {len(sequences[0])} "
+                f"{difference:.2g} nats (the {name} of two sequences of {len(sequences[0])} "
                 f"and {len(sequences[1])} tokens; allowed: {limit:.2g})",
             )
 
@@ -274,11 +275,7 @@ def _take_last_logits(logits: torch.Tensor) -> torch.Tensor:
 def compute_tolerance(base: BaseLanguageModel, logits: torch.Tensor) -> float:
     """Return by how much two ways to compute these logits may differ."""
     largest = float(logits.abs().max().clamp(min=1.0))
-    return (
-        MAX_LOGPROB_DIFFERENCE
-        * largest
-        * (1 if base.module.dtype == torch.float32 else BFLOAT16_FACTOR)
-    )
+    return MAX_LOGPROB_DIFFERENCE * largest * (1 if base.is_exact else BFLOAT16_FACTOR)
 
 
 def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -286,6 +283,16 @@ def measure_difference(first: torch.Tensor, second: torch.Tensor) -> float:
     if first.shape == second.shape:
         return float((first - second).abs().max())
     return float("inf")
+
+
+def _measure_logprob_difference(
+    base: BaseLanguageModel, logits: torch.Tensor, reference: torch.Tensor
+) -> float:
+    """Return the largest difference of log-probabilities, or the typical one in bfloat16."""
+    logprobs, expected = logits.log_softmax(-1), reference.log_softmax(-1)
+    if base.is_exact or logprobs.shape != expected.shape:
+        return measure_difference(logprobs, expected)
+    return float((logprobs - expected).square().mean().sqrt())
 
 
 @contextlib.contextmanager

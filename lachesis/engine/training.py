@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from lachesis.base.arrays import Array
-from lachesis.base.errors import EngineRequestError
+from lachesis.base.errors import EngineRequestError, InsufficientMemoryError
 from lachesis.engine import lora, losses
+from lachesis.engine.device_memory import is_out_of_memory, release_cached_memory
+from lachesis.engine.logits import MAX_LOGITS_PER_PART, TargetLogprobs
 from lachesis.engine.lora import LoraAdapter, LoraSpec
+from lachesis.engine.memory_plan import describe_single_sequence
 from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.passes import check_datum, concatenate_inputs, group_into_passes
 from lachesis.engine.protobuf_messages import DecodedDatum
 
-# Logits (tokens, vocabulary) are the largest tensor of a pass; this is a quarter of a GiB in
-# float32.
-MAX_LOGITS_PER_PASS = 2**26
-# Maximum number of tokens of one pass, padding included.
-MAX_TOKENS_PER_PASS = 2**13
-# Maximum share of padding in a pass.
-MAX_PADDING_SHARE = 0.1
-# This much padding costs less than another pass.
-CHEAP_PADDING_TOKENS = 256
+log = logging.getLogger(__name__)
 # The settings of an optimizer step and their defaults.
 ADAM_DEFAULTS = {
     "learning_rate": 1e-4,
@@ -79,7 +75,7 @@ class TrainingModel:
 
     def snapshot(self) -> LoraAdapter:
         """Return a copy of the current adapter for sampling."""
-        flat, offset = self._flat_parameters.detach().clone(), 0
+        flat, offset = self._flat_parameters.detach().to(self.base.module.dtype, copy=True), 0
         factors: lora.Factors = {}
         for path, pair in self.factors.items():
             views = []
@@ -109,32 +105,81 @@ class TrainingModel:
         if not data:
             raise EngineRequestError("the data are empty; at least one datum is needed")
         for index, datum in enumerate(data):
-            _check_datum(index, datum, loss_fn, self.base)
+            check_datum(index, datum, loss_fn, self.base)
         logprobs_D: list[Array] = [np.zeros(0, np.float32)] * len(data)
         total = 0.0
-        for datum_indices in _group_into_passes(data, self.base.vocab_size):
-            self.base.lora_layers.use_for_training(self._trained_adapter)
-            with torch.set_grad_enabled(not forward_only):
-                total += self._run_pass(
-                    [data[index] for index in datum_indices],
-                    datum_indices,
-                    loss_fn,
-                    settings,
-                    logprobs_D,
-                )
-            yield
+        for datum_indices in group_into_passes(data, self.base):
+            total += yield from self._run_fitting_passes(
+                data, datum_indices, loss_fn, settings, logprobs_D, forward_only=forward_only
+            )
         return logprobs_D, {"loss:sum": total}
 
-    def _run_pass(
+    def _run_fitting_passes(
         self,
         data: list[DecodedDatum],
         datum_indices: list[int],
         loss_fn: str,
         settings: dict[str, float],
         logprobs_D: list[Array],
-    ) -> float:
-        """Run a forward pass, and a backward pass if gradients are on, over datums with equally
-        many targets.
+        *,
+        forward_only: bool,
+    ) -> Generator[None, None, float]:
+        """Run a pass over some datums and return its loss; yield after each pass.
+
+        A pass that runs out of memory leaves the gradients as they were. It is repeated as two of
+        half the size, or, with a single datum, by computing activations again.
+
+        Raises:
+            InsufficientMemoryError: A single datum does not fit.
+        """
+        pass_data = [data[index] for index in datum_indices]
+        num_tokens = len(pass_data) * max(len(datum.tokens) for datum in pass_data)
+        self.base.lora_layers.use_for_training(self._trained_adapter)
+        recomputes = not forward_only and self.base.memory_plan.recomputes(num_tokens)
+        try:
+            with (
+                torch.set_grad_enabled(not forward_only),
+                self.base.recompute_activations(recomputes),
+            ):
+                loss, values = self._run_pass(pass_data, loss_fn, settings)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+        else:
+            for index, datum_logprobs in zip(datum_indices, values, strict=True):
+                logprobs_D[index] = datum_logprobs
+            yield
+            return loss
+        # Here the error, and the tensors that it refers to, are gone.
+        release_cached_memory(self.base.device)
+        log.warning("a pass over %d tokens ran out of memory: %s", num_tokens, reason)
+        if len(datum_indices) > 1:
+            self.base.memory_plan = self.base.memory_plan.shrink_passes(num_tokens)
+            middle = len(datum_indices) // 2
+            parts = [datum_indices[:middle], datum_indices[middle:]]
+        elif not recomputes and not forward_only and self.base.can_recompute:
+            self.base.memory_plan = self.base.memory_plan.recompute_from(num_tokens)
+            parts = [datum_indices]
+        else:
+            raise InsufficientMemoryError(describe_single_sequence(num_tokens, self.spec.rank))
+        total = 0.0
+        for part in parts:
+            total += yield from self._run_fitting_passes(
+                data, part, loss_fn, settings, logprobs_D, forward_only=forward_only
+            )
+        return total
+
+    def _run_pass(
+        self,
+        data: list[DecodedDatum],
+        loss_fn: str,
+        settings: dict[str, float],
+    ) -> tuple[float, list[Array]]:
+        """Return the summed loss, and the log-probabilities of each datum's targets.
+
+        All datums have equally many targets. If gradients are on, those of the pass are added to
+        the collected ones at its end.
         """
         device, lengths = self.base.device, [len(datum.tokens) for datum in data]
         tokens = np.zeros((len(data), max(lengths)), np.int64)
@@ -144,24 +189,33 @@ class TrainingModel:
         states = self.base.compute_states(torch.from_numpy(tokens).to(device))[
             torch.from_numpy(is_token).to(device)
         ]
-        targets = torch.from_numpy(_concatenate_inputs(data, "target_tokens", np.int64)).to(device)
+        targets = torch.from_numpy(concatenate_inputs(data, "target_tokens", np.int64)).to(device)
         logprobs = self._compute_logprobs(states, targets.reshape(len(targets), -1)).view(
             targets.shape
         )
-        # `_check_datum` has made sure that the loss uses all inputs.
+        # `check_datum` has made sure that the loss uses all inputs.
         names = [name for name in data[0].inputs if name != "target_tokens"]
         inputs = {
-            name: torch.from_numpy(_concatenate_inputs(data, name, np.float32)).to(device)
+            name: torch.from_numpy(concatenate_inputs(data, name, np.float32)).to(device)
             for name in names
         }
         inputs["sequence"] = torch.from_numpy(np.repeat(np.arange(len(data)), lengths)).to(device)
         loss = losses.LOSSES[loss_fn].formula(logprobs, inputs, settings).sum()
         if loss.requires_grad:
-            loss.backward()
+            self._add_gradients(loss)
         values = np.split(logprobs.detach().cpu().numpy(), np.cumsum(lengths)[:-1])
-        for index, datum_logprobs in zip(datum_indices, values, strict=True):
-            logprobs_D[index] = datum_logprobs
-        return float(loss.detach())
+        return float(loss.detach()), values
+
+    def _add_gradients(self, loss: torch.Tensor) -> None:
+        """Add the gradients of a loss, all of them or none."""
+        parameters = list(lora.iterate_parameters(self.factors))
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = [
+            (parameter.grad, gradient)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+            if gradient is not None
+        ]
+        torch._foreach_add_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
     def _compute_logprobs(self, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities (N, K) of the targets (N, K).
@@ -172,7 +226,7 @@ class TrainingModel:
         def compute_part(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return TargetLogprobs.apply(self.base.compute_logits(states), targets)
 
-        chunk_size = max(1, MAX_LOGITS_PER_PASS // self.base.vocab_size)
+        chunk_size = max(1, MAX_LOGITS_PER_PART // self.base.vocab_size)
         if len(states) <= chunk_size or not torch.is_grad_enabled():
             return torch.cat(
                 [
@@ -255,98 +309,6 @@ class TrainingModel:
         self._optimizer.load_state_dict(
             {**self._optimizer.state_dict(), "state": {0: optimizer_state}}
         )
-
-
-class TargetLogprobs(torch.autograd.Function):
-    """Compute log softmax of logits (N, V) at targets (N, K): l_t - logsumexp(l).
-
-    Its gradient is 1[v = t] - softmax(l)_v. It is written over the logits, which are the largest
-    tensor and are not needed afterwards.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log_normalizer = torch.logsumexp(logits, -1, keepdim=True)
-        ctx.save_for_backward(logits, log_normalizer, targets)
-        return logits.gather(1, targets) - log_normalizer
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, log_normalizer, targets = ctx.saved_tensors
-        logits_gradient = logits.sub_(log_normalizer).exp_().mul_(-gradient.sum(1, keepdim=True))
-        return logits_gradient.scatter_add_(1, targets, gradient), None
-
-
-def _concatenate_inputs(data: list[DecodedDatum], name: str, dtype: type) -> Array:
-    return np.concatenate([datum.inputs[name] for datum in data]).astype(dtype, copy=False)
-
-
-def _group_into_passes(data: list[DecodedDatum], vocab_size: int) -> Iterator[list[int]]:
-    """Yield the indices of datums that pass through the model together: similar length, equal
-    inputs.
-    """
-
-    def get_sort_key(index: int) -> tuple[Any, ...]:
-        inputs = data[index].inputs
-        return tuple(sorted(inputs)), inputs["target_tokens"].shape[1:], len(data[index].tokens)
-
-    datum_indices: list[int] = []
-    num_tokens = 0
-    for index in sorted(range(len(data)), key=get_sort_key):
-        length = len(data[index].tokens)
-        num_padded_tokens = length * (len(datum_indices) + 1)
-        num_padding = num_padded_tokens - num_tokens - length
-        is_full = (
-            num_padded_tokens * vocab_size > MAX_LOGITS_PER_PASS
-            or num_padded_tokens > MAX_TOKENS_PER_PASS
-            or num_padding > max(CHEAP_PADDING_TOKENS, MAX_PADDING_SHARE * num_padded_tokens)
-        )
-        if datum_indices and (
-            is_full or get_sort_key(index)[:2] != get_sort_key(datum_indices[0])[:2]
-        ):
-            yield datum_indices
-            datum_indices, num_tokens = [], 0
-        datum_indices.append(index)
-        num_tokens += length
-    yield datum_indices
-
-
-def _check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLanguageModel) -> None:
-    needed = ("target_tokens", *losses.LOSSES[loss_fn].inputs)
-    missing = [key for key in needed if key not in datum.inputs]
-    if missing:
-        raise EngineRequestError(f"datum {index} lacks {', '.join(missing)}, which {loss_fn} needs")
-    length = len(datum.tokens)
-    if not 0 < length <= base.context_length:
-        raise EngineRequestError(
-            f"datum {index} has {length} tokens; allowed: 1 to {base.context_length}"
-        )
-    targets = datum.inputs["target_tokens"]
-    if targets.ndim not in (1, 2) or len(targets) != length or targets.size == 0:
-        raise EngineRequestError(
-            f"datum {index}: model_input has {length} tokens, target_tokens has "
-            f"{len(targets) if targets.ndim else 0} (its shape is {targets.shape}; allowed: "
-            f"({length},) and ({length}, K))"
-        )
-    for name, ids in (("model_input", datum.tokens), ("target_tokens", targets)):
-        if ids.min() < 0 or ids.max() >= base.vocab_size:
-            raise EngineRequestError(
-                f"datum {index}: {name} has a token id outside the vocabulary (0 to "
-                f"{base.vocab_size - 1})"
-            )
-    unknown = sorted(set(datum.inputs) - {*needed, "weights"})
-    if unknown:
-        raise EngineRequestError(
-            f"datum {index} has {', '.join(unknown)}, which {loss_fn} does not use; allowed: "
-            f"{', '.join(needed)}, weights"
-        )
-    for key, value in datum.inputs.items():
-        if key != "target_tokens" and value.shape != targets.shape:
-            raise EngineRequestError(
-                f"datum {index}: {key} has shape {value.shape}, target_tokens {targets.shape}"
-            )
-        if key != "target_tokens" and not np.isfinite(value.astype(np.float64)).all():
-            raise EngineRequestError(f"datum {index}: {key} has a value that is not finite")
 
 
 def _parse_adam_params(adam_params: Mapping[str, object]) -> dict[str, float]:

@@ -41,7 +41,14 @@ def make_engine_spec(
     ]
     return ServiceSpec(
         "engine",
-        [*command, "--store", str(store_folder), "--seed", str(seed)],
+        [
+            *command,
+            *make_engine_memory_flags(config),
+            "--store",
+            str(store_folder),
+            "--seed",
+            str(seed),
+        ],
         log=log,
         cwd=log.parent,
         env={"LACHESIS_ENGINE_TOKEN": token, **make_model_hub_env(config, weights=True)},
@@ -53,6 +60,21 @@ def make_engine_spec(
         if is_local_model(config)
         else 3600.0,  # a model by name is downloaded first
     )
+
+
+def make_engine_memory_flags(config: RunConfig) -> list[str]:
+    """Return the flags that say how a model is stored and what its memory is planned for."""
+    tinker = config.tinker
+    return [
+        "--precision",
+        tinker.precision,
+        "--base-weights",
+        tinker.base_weights,
+        "--rank",
+        str(tinker.lora_rank),
+        "--sequence-tokens",
+        str(tinker.max_token_trainer_length),
+    ]
 
 
 def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
