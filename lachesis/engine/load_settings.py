@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedConfig
@@ -23,8 +23,6 @@ from lachesis.engine.memory_plan import (
 log = logging.getLogger(__name__)
 Precision = Literal["auto", "float32", "bfloat16"]
 BaseWeights = Literal["full", "8bit", "4bit"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-BASE_WEIGHTS: tuple[BaseWeights, ...] = get_args(BaseWeights)
 
 
 @dataclass(frozen=True)

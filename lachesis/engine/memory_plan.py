@@ -130,7 +130,7 @@ def describe_single_sequence(num_tokens: int, rank: int) -> str:
     """Say that one sequence does not fit, and what to change."""
     return (
         f"one sequence of {num_tokens:,} tokens does not fit into the memory of the device; set a "
-        f"smaller max_token_trainer_length, a lora_rank below {rank}, or base_weights=4bit"
+        f"smaller max_token_trainer_length, a lora_rank below {rank}, or base_weights=8bit"
     )
 
 
@@ -144,7 +144,7 @@ def describe_alternatives(sizes: ModelSizes, use: ModelUse, available_bytes: flo
             )
     return (
         f"its weights take {sizes.weights_bytes / GIB:.1f} GiB; choose a smaller model, store the "
-        "weights in 4 bits (base_weights=4bit), or train on another server"
+        "weights in fewer bits (base_weights=8bit, on a card also 4bit), or train on another server"
     )
 
 

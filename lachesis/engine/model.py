@@ -88,12 +88,14 @@ class BaseLanguageModel:
     @contextlib.contextmanager
     def recompute_activations(self, is_on: bool) -> Iterator[None]:
         """Compute the activations inside layers again for the gradients of the passes within."""
+        if not is_on:
+            yield
+            return
         try:
-            self.can_recompute = set_recomputation(self.module, is_on)
+            set_recomputation(self.module, True)
             yield
         finally:
-            if is_on:
-                set_recomputation(self.module, False)
+            set_recomputation(self.module, False)
 
     def compute_states(
         self,

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
 OUT_OF_MEMORY = (
     "the memory of the device does not suffice, not even for one sequence at a time; set a smaller "
-    "max_token_length, or base_weights=4bit"
+    "max_token_length, or base_weights=8bit"
 )
 OperationCall = Callable[[], Payload | Generator[None, None, Payload]]
 Result = TypeVar("Result")

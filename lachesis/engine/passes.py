@@ -21,6 +21,7 @@ CHEAP_PADDING_TOKENS = 256
 
 
 def concatenate_inputs(data: list[DecodedDatum], name: str, dtype: type) -> Array:
+    """Return one input of all datums, one after the other, (N,) or (N, K)."""
     return np.concatenate([datum.inputs[name] for datum in data]).astype(dtype, copy=False)
 
 
@@ -57,6 +58,7 @@ def group_into_passes(data: list[DecodedDatum], base: BaseLanguageModel) -> Iter
 
 
 def check_datum(index: int, datum: DecodedDatum, loss_fn: str, base: BaseLanguageModel) -> None:
+    """Raise EngineRequestError for a datum that does not fit the loss or the model."""
     needed = ("target_tokens", *losses.LOSSES[loss_fn].inputs)
     missing = [key for key in needed if key not in datum.inputs]
     if missing:

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
-def set_recomputation(module: PreTrainedModel, is_on: bool) -> bool:
-    """Set whether layers compute their activations again, and return whether the model can."""
+def set_recomputation(module: PreTrainedModel, is_on: bool) -> None:
+    """Set whether layers compute their activations again, where the model can."""
     if not getattr(module, "supports_gradient_checkpointing", False):
-        return False
+        return
     if is_on:
         module.activation_checkpointing_enable({"use_reentrant": False})
     else:
@@ -22,4 +22,3 @@ def set_recomputation(module: PreTrainedModel, is_on: bool) -> bool:
         if isinstance(layer, GradientCheckpointingLayer):
             # Layers do so only in training. This leaves their parts, such as dropout, as they are.
             layer.training = is_on
-    return True
