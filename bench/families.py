@@ -35,10 +35,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lachesis.base.errors import LachesisError
 from lachesis.engine import lora
-from lachesis.engine.lora import LoraAdapter, LoraSpec
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_request import SampleRequest, SampleResponse
+from lachesis.engine.sample_messages import SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 from lachesis.engine.training import TrainingModel

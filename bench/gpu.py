@@ -309,7 +309,7 @@ def measure_memory(folder: str) -> Numbers:
     import torch
     from transformers import AutoConfig
 
-    from lachesis.engine.lora import LoraSpec
+    from lachesis.engine.lora_spec import LoraSpec
     from lachesis.engine.memory_forecast import measure_model_sizes
     from lachesis.engine.memory_plan import MemoryPlan
     from lachesis.engine.model import BaseLanguageModel

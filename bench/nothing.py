@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lachesis.engine import __main__ as engine
-from lachesis.engine.sample_request import SampledSequence, SampleResponse
+from lachesis.engine.sample_messages import SampledSequence, SampleResponse
 from lachesis.engine.sampler import Sampler, SamplingJob
 from lachesis.engine.training import TrainingModel
 

@@ -22,8 +22,8 @@ from lachesis.base import http_errors
 from lachesis.base.errors import EngineRequestError, StorageError
 from lachesis.engine import protobuf_messages, rest_routes
 from lachesis.engine.dispatcher import LONG_POLL_S, RequestDispatcher
-from lachesis.engine.engine import Engine, ServedModel
 from lachesis.engine.futures import Payload
+from lachesis.engine.interface import TinkerEngine
 from lachesis.engine.json_messages import (
     CreateModelBody,
     CreateSamplerBody,
@@ -37,8 +37,6 @@ from lachesis.engine.json_messages import (
     SaveForSamplerBody,
     check_sdk_version,
 )
-from lachesis.engine.model_thread import ModelThread
-from lachesis.engine.training import TrainingModel
 
 PROTOBUF_MEDIA_TYPE = "application/x-protobuf"
 CLIENT_CONFIG = {
@@ -52,20 +50,17 @@ CLIENT_CONFIG = {
 }
 
 
-def create_app(engine: Engine, token: str) -> FastAPI:
+def create_app(engine: TinkerEngine, token: str) -> FastAPI:
     """Create the application; every request needs the header `X-API-Key: TOKEN`."""
     dispatcher = RequestDispatcher(engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        dispatcher.thread = ModelThread(
-            [served_model.sampler for served_model in engine.served_models.values()],
-            asyncio.get_running_loop(),
-        )
+        dispatcher.worker = engine.start_worker(asyncio.get_running_loop())
         expiry_task = asyncio.create_task(dispatcher.end_expired_sessions())
         yield
         expiry_task.cancel()
-        dispatcher.thread.stop()
+        dispatcher.worker.stop()
 
     async def require_token(x_api_key: str = Header("")) -> None:
         if not hmac.compare_digest(x_api_key.encode(), token.encode()):
@@ -97,7 +92,7 @@ async def _handle_bad_request(request: Request, error: Exception) -> JSONRespons
     return JSONResponse({"detail": http_errors.escape_surrogates(error)}, 400)
 
 
-def _add_service_routes(router: APIRouter, engine: Engine) -> None:
+def _add_service_routes(router: APIRouter, engine: TinkerEngine) -> None:
     """Add the routes that the SDK asks about the server itself."""
 
     @router.get("/healthz")
@@ -119,17 +114,7 @@ def _add_service_routes(router: APIRouter, engine: Engine) -> None:
 
     @router.get("/get_server_capabilities")
     async def get_server_capabilities() -> dict[str, Any]:
-        models = [_describe_model(name, model) for name, model in engine.served_models.items()]
-        return {"supported_models": models}
-
-
-def _describe_model(name: str, served_model: ServedModel) -> dict[str, Any]:
-    return {
-        "model_name": name,
-        "max_context_length": served_model.base.context_length,
-        "trainable": True,
-        "sampleable": True,
-    }
+        return {"supported_models": engine.describe_models()}
 
 
 def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
@@ -169,10 +154,10 @@ def _add_model_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
 
     @router.post("/get_info")
     async def get_info(body: ModelBody) -> dict[str, Any]:
-        model = engine.models.get(body.model_id)
-        if model is None:
+        description = engine.describe_training_model(body.model_id)
+        if description is None:
             raise HTTPException(404, f"there is no model {body.model_id}")
-        return _describe_training_model(body.model_id, model)
+        return description
 
     @router.post("/unload_model")
     async def unload_model(body: ModelBody) -> dict[str, Any]:
@@ -185,23 +170,6 @@ def _require_adamw(body: CreateModelBody) -> None:
     optimizer_type = (body.optimizer_config or {}).get("type", "adamw")
     if optimizer_type != "adamw":
         raise EngineRequestError(f"the optimizer {optimizer_type!r} is not offered; allowed: adamw")
-
-
-def _describe_training_model(model_id: str, model: TrainingModel) -> dict[str, Any]:
-    source = model.base.source
-    return {
-        "type": "get_info",
-        "model_id": model_id,
-        "model_data": {
-            "arch": model.base.module.config.model_type,
-            "model_name": source,
-            "tokenizer_id": source,
-        },
-        "is_lora": True,
-        "lora_rank": model.spec.rank,
-        "model_name": source,
-        "optimizer_config": {"type": "adamw"},
-    }
 
 
 def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
@@ -289,16 +257,13 @@ def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
     @router.post("/create_sampling_session")
     async def create_sampling_session(body: CreateSamplerBody) -> dict[str, Any]:
         _require_session(engine, body.session_id)
-        # Another thread reads the files; only the model thread changes the engine's state.
-        served_model, snapshot = await asyncio.to_thread(
-            engine.load_sampler, body.base_model, body.model_path
-        )
+        # Another thread reads the files; only the worker changes the engine's state.
+        loaded = await asyncio.to_thread(engine.load_sampler, body.base_model, body.model_path)
         registration = dispatcher.call_soon(
             lambda: engine.add_sampler(
                 body.session_id,
                 body.sampling_session_seq_id,
-                served_model,
-                snapshot,
+                loaded,
                 body.model_path,
             )
         )
@@ -313,7 +278,7 @@ def _add_sampler_lookup_routes(router: APIRouter, dispatcher: RequestDispatcher)
             raise HTTPException(404, f"there is no sampler {sampler_id}")
         return {
             "sampler_id": sampler_id,
-            "base_model": entry.served_model.base.source,
+            "base_model": entry.model_name,
             "model_path": entry.model_path,
         }
 
@@ -350,7 +315,7 @@ def _add_future_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None
         return JSONResponse(payload)
 
 
-def _require_session(engine: Engine, session_id: str) -> None:
+def _require_session(engine: TinkerEngine, session_id: str) -> None:
     if session_id not in engine.sessions:
         raise HTTPException(
             404, f"there is no session {session_id}; this engine may have been restarted"

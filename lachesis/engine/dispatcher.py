@@ -1,4 +1,4 @@
-"""Queue the requests of clients for the model thread, and keep their results until they are
+"""Queue the requests of clients for the engine's worker, and keep their results until they are
 fetched.
 """
 
@@ -11,11 +11,10 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from lachesis.engine.engine import Engine
-from lachesis.engine.futures import FutureRegistry
+from lachesis.engine.futures import CANCELLED, FutureRegistry
+from lachesis.engine.interface import OperationCall, TinkerEngine, Worker
 from lachesis.engine.json_messages import SampleBody
-from lachesis.engine.model_thread import CANCELLED, ModelThread, OperationCall, make_tinker_error
-from lachesis.engine.sample_request import MAX_SAMPLES_PER_REQUEST
+from lachesis.engine.sample_messages import MAX_SAMPLES_PER_REQUEST
 
 LONG_POLL_S = 30.0
 # Maximum number of waiting sampling requests; the client of a further one waits a second and
@@ -24,12 +23,12 @@ MAX_WAITING_REQUESTS = 10_000
 
 
 class RequestDispatcher:
-    """Connect the HTTP routes with the engine, its thread and its futures."""
+    """Connect the HTTP routes with the engine, its worker and its futures."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TinkerEngine) -> None:
         self.engine = engine
         self.futures = FutureRegistry()
-        self.thread: ModelThread | None = None
+        self.worker: Worker | None = None
         self.client_counts: dict[str, int] = {}
         # The highest sequence id that each model has received.
         self.last_sequence_ids: dict[str, int] = {}
@@ -60,20 +59,20 @@ class RequestDispatcher:
             else:
                 if sequence_id is not None:
                     self.last_sequence_ids[owner] = sequence_id
-                assert self.thread is not None
-                self.thread.submit(future, call)
+                assert self.worker is not None
+                self.worker.submit(future, call)
         return {"request_id": future.request_id, **future.response_fields}
 
     def submit_sample(self, body: SampleBody) -> dict[str, Any]:
         """Queue a sampling request and return its future's id."""
-        assert self.thread is not None
+        assert self.worker is not None
         entry = self.engine.samplers.get(body.sampling_session_id)
         if entry is None:
             raise HTTPException(
                 404, f"there is no sampler {body.sampling_session_id}; its session may have ended"
             )
-        if self.thread.num_waiting >= MAX_WAITING_REQUESTS:
-            message = f"{self.thread.num_waiting} requests wait for samples; ask again later"
+        if self.worker.num_waiting >= MAX_WAITING_REQUESTS:
+            message = f"{self.worker.num_waiting} requests wait for samples; ask again later"
             raise HTTPException(429, message, {"Retry-After": "1"})
         future, is_new = self.futures.get_or_create((body.sampling_session_id, body.seq_id))
         if is_new:
@@ -83,24 +82,22 @@ class RequestDispatcher:
                 f"{future.request_id}-{index}" for index in range(num_samples)
             ]
             try:
-                request = body.to_sample_request(entry.served_model.base, future)
+                request = body.to_sample_request(entry.limits, future)
             except Exception as error:  # Whatever it is, the client must not wait for ever.
-                future.finish(make_tinker_error(error))
+                future.finish(self.worker.make_error(error))
             else:
                 entry.last_used = time.monotonic()
-                self.thread.submit_sample(
-                    future, entry.served_model.sampler, entry.snapshot, request
-                )
+                self.worker.submit_sample(future, entry, request)
         return {"request_id": future.request_id, **future.response_fields}
 
     async def call_soon(self, call: Callable[[], str]) -> str:
-        """Run a short call on the model thread, before the operations that wait there.
+        """Run a short call before the operations that wait.
 
         Raises:
             EngineRequestError: The call has raised it.
         """
-        assert self.thread is not None
-        return await asyncio.wrap_future(self.thread.call_soon(call))
+        assert self.worker is not None
+        return await asyncio.wrap_future(self.worker.call_soon(call))
 
     def cancel(self, request_id: str) -> str:
         """Cancel a request and return its state.
@@ -109,12 +106,12 @@ class RequestDispatcher:
             `ok` if it is cancelled now; `running` if it is an operation that has begun, which will
                 complete; `finished` if it has its result or does not exist.
         """
-        assert self.thread is not None
+        assert self.worker is not None
         future = self.futures.get(request_id)
         if future is None or future.payload is not None:
             return "finished"
         # An operation that has begun changes the weights, so it is not interrupted.
-        if not self.thread.cancel_queued_operation(future):
+        if not self.worker.cancel_queued_operation(future):
             return "running"
         future.is_cancelled = True
         future.finish(CANCELLED)

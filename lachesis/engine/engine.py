@@ -6,6 +6,7 @@ long is a generator, which lets other work run in between.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Generator, Sequence
@@ -16,10 +17,14 @@ from typing import Any
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, protobuf_messages, weights
+from lachesis.engine.checkpoint_store import CheckpointPath
 from lachesis.engine.futures import Payload
+from lachesis.engine.json_messages import ModelLimits, describe_adapter, describe_base_model
 from lachesis.engine.load_settings import LoadSettings
-from lachesis.engine.lora import LoraAdapter, LoraSpec
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.model_thread import ModelThread
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.training import TrainingModel
 
@@ -60,6 +65,16 @@ class SamplerEntry:
     model_path: str | None
     last_used: float = field(default_factory=time.monotonic)
 
+    @property
+    def model_name(self) -> str:
+        """Return the name of the base model."""
+        return self.served_model.base.source
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Return what requests are checked against."""
+        return self.served_model.base
+
 
 class Engine:
     """Hold the state behind the HTTP routes."""
@@ -97,6 +112,18 @@ class Engine:
         self.sessions: dict[str, EngineSession] = {}
         self.models: dict[str, TrainingModel] = {}
         self.samplers: dict[str, SamplerEntry] = {}
+
+    def start_worker(self, loop: asyncio.AbstractEventLoop) -> ModelThread:
+        """Start the thread that runs the operations and the samplers."""
+        samplers = [served_model.sampler for served_model in self.served_models.values()]
+        return ModelThread(samplers, loop)
+
+    def describe_models(self) -> list[dict[str, Any]]:
+        """Return the base models as the protocol describes them."""
+        return [
+            describe_base_model(name, served_model.base.context_length)
+            for name, served_model in self.served_models.items()
+        ]
 
     # --- sessions
 
@@ -180,6 +207,14 @@ class Engine:
             )
         return model_id
 
+    def describe_training_model(self, model_id: str) -> dict[str, Any] | None:
+        """Return a model in training as the protocol describes it; None if there is none."""
+        model = self.models.get(model_id)
+        if model is None:
+            return None
+        architecture = model.base.module.config.model_type
+        return describe_adapter(model_id, model.base.source, model.spec.rank, architecture)
+
     def forward_backward(
         self, request: protobuf_messages.ForwardBackwardRequest
     ) -> Generator[None, None, Payload]:
@@ -207,7 +242,7 @@ class Engine:
     ) -> Payload:
         """Write a checkpoint; those of kind `weights` include Adam's state."""
         model = self._get_model(model_id)
-        path = weights.CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
+        path = CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
         size = self.store.save(
             path,
             tensors=lora.to_tensors(model.factors),
@@ -234,9 +269,7 @@ class Engine:
     def load_checkpoint(self, model_id: str, path: str, *, with_optimizer: bool) -> Payload:
         """Replace a model's weights; Adam continues if `with_optimizer`, else starts again."""
         model = self._get_model(model_id)
-        tensors, optimizer_state, checkpoint_record = self.store.load(
-            weights.CheckpointPath.parse(path)
-        )
+        tensors, optimizer_state, checkpoint_record = self.store.load(CheckpointPath.parse(path))
         if (
             self._find_checkpoint_model(checkpoint_record).base is not model.base
             and checkpoint_record["base_model"] in self.served_models
@@ -271,7 +304,7 @@ class Engine:
         metadata: object,
     ) -> Payload:
         """Create a model with the weights of a checkpoint."""
-        _, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(path))
+        _, _, checkpoint_record = self.store.load(CheckpointPath.parse(path))
         base = self._find_checkpoint_model(checkpoint_record).base
         model_id = self._add_model(
             session_id, model_seq_id, base, LoraSpec(**checkpoint_record["lora"]), metadata
@@ -286,7 +319,7 @@ class Engine:
         session_id = model_id.split(":", 1)[0]
         snapshot = model.snapshot()
         served_model = self.served_models[model.base.source]
-        sampler_id = self.add_sampler(session_id, sampling_seq_id, served_model, snapshot, None)
+        sampler_id = self.add_sampler(session_id, sampling_seq_id, (served_model, snapshot), None)
         return {"sampling_session_id": sampler_id}
 
     def load_sampler(
@@ -301,7 +334,7 @@ class Engine:
         """
         if model_path is None:
             return self._get_served_model(base_model or ""), None
-        tensors, _, checkpoint_record = self.store.load(weights.CheckpointPath.parse(model_path))
+        tensors, _, checkpoint_record = self.store.load(CheckpointPath.parse(model_path))
         served_model = self._find_checkpoint_model(checkpoint_record)
         base = served_model.base
         factors = lora.from_tensors(tensors, base.device, base.module.dtype)
@@ -312,8 +345,7 @@ class Engine:
         self,
         session_id: str,
         seq_id: int,
-        served_model: ServedModel,
-        snapshot: LoraAdapter | None,
+        loaded: tuple[ServedModel, LoraAdapter | None],
         model_path: str | None,
     ) -> str:
         """Register weights for sampling and return the sampler's id."""
@@ -324,7 +356,7 @@ class Engine:
         # If the response was lost, the client repeats the request for an existing sampler.
         if sampler_id not in self.samplers:
             session.sampler_ids.append(sampler_id)
-        self.samplers[sampler_id] = SamplerEntry(sampler_id, served_model, snapshot, model_path)
+        self.samplers[sampler_id] = SamplerEntry(sampler_id, *loaded, model_path)
         unnamed_entries = [
             self.samplers[registered_id]
             for registered_id in session.sampler_ids

@@ -17,6 +17,7 @@ RESULT_RETENTION_S = 600.0
 
 # Protobuf for forward-backward and sampling, JSON for everything else.
 Payload = bytes | dict[str, Any]
+CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
 
 
 @dataclass

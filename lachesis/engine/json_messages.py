@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, ValidationError
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine.futures import RequestFuture
-from lachesis.engine.lora import LoraSpec
-from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.protobuf_messages import parse_json_tensor
-from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest
+from lachesis.engine.sample_messages import PromptLogprobsSpec, SampleRequest
 
 MIN_SDK_VERSION = (0, 27)
+
+
+class ModelLimits(Protocol):
+    """Say what the requests to a model are checked against."""
+
+    @property
+    def context_length(self) -> int:
+        """Return the number of tokens of the longest sequence."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Return the ids of the tokens that end an answer."""
 
 
 class RequestBody(BaseModel):
@@ -149,7 +164,7 @@ class SampleBody(RequestBody):
     target_prompt_logprobs: dict[str, Any] | None = None
     prompt_alt_tokens_k: int = 0
 
-    def to_sample_request(self, model: BaseLanguageModel, future: RequestFuture) -> SampleRequest:
+    def to_sample_request(self, model: ModelLimits, future: RequestFuture) -> SampleRequest:
         """Return the checked request in the sampler's terms.
 
         Without `stop`, the model's end-of-sequence tokens stop a sample. Token ids replace them,
@@ -211,6 +226,35 @@ class RetrieveBody(RequestBody):
     """Name a request whose result is fetched or which is cancelled."""
 
     request_id: str
+
+
+def describe_base_model(name: str, context_length: int) -> dict[str, Any]:
+    """Return a base model as the protocol describes it."""
+    return {
+        "model_name": name,
+        "max_context_length": context_length,
+        "trainable": True,
+        "sampleable": True,
+    }
+
+
+def describe_adapter(
+    model_id: str, base_model: str, rank: int, architecture: str
+) -> dict[str, Any]:
+    """Return a model in training as the protocol describes it."""
+    return {
+        "type": "get_info",
+        "model_id": model_id,
+        "model_data": {
+            "arch": architecture,
+            "model_name": base_model,
+            "tokenizer_id": base_model,
+        },
+        "is_lora": True,
+        "lora_rank": rank,
+        "model_name": base_model,
+        "optimizer_config": {"type": "adamw"},
+    }
 
 
 def check_sdk_version(version: str | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,31 +19,10 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from lachesis.base.errors import EngineRequestError
+from lachesis.engine.lora_spec import ALPHA, MAX_RANK, LoraSpec
 
-ALPHA = 32
-MAX_RANK = 512
 _PEFT_KEY_PREFIX = "base_model.model."
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class LoraSpec:
-    """Describe a requested adapter; `seed` determines the initial A."""
-
-    rank: int = 32
-    seed: int | None = None
-    train_attn: bool = True
-    train_mlp: bool = True
-    train_unembed: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary."""
-        return asdict(self)
-
-    @property
-    def scale(self) -> float:
-        """Return the factor of the adapter's output."""
-        return ALPHA / self.rank
 
 
 @dataclass(frozen=True, eq=False)

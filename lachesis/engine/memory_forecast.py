@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from lachesis.engine.logits import MAX_LOGITS_PER_PART, TargetLogprobs
-from lachesis.engine.lora import LoraAdapter, LoraLayers, LoraSpec, iterate_parameters
+from lachesis.engine.lora import LoraAdapter, LoraLayers, iterate_parameters
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.recomputation import set_recomputation
 
 _ATTENTION_NAME = "lachesis_sizes_only"

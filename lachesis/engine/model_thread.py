@@ -14,25 +14,25 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future as ConcurrentFuture
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from lachesis.base.errors import EngineRequestError, LachesisError
 from lachesis.engine.device_memory import is_out_of_memory
 from lachesis.engine.futures import Payload, RequestFuture
-from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.interface import OperationCall, Result
 from lachesis.engine.protobuf_messages import encode_sample_response
-from lachesis.engine.sample_request import SampleRequest, SampleResponse
+from lachesis.engine.sample_messages import SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 
+if TYPE_CHECKING:
+    from lachesis.engine.engine import SamplerEntry
+
 log = logging.getLogger(__name__)
-CANCELLED: Payload = {"error": "the request was cancelled", "category": "user"}
 OUT_OF_MEMORY = (
     "the memory of the device does not suffice, not even for one sequence at a time; set a smaller "
     "max_token_length, or base_weights=8bit"
 )
-OperationCall = Callable[[], Payload | Generator[None, None, Payload]]
-Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -103,23 +103,27 @@ class ModelThread:
     def submit_sample(
         self,
         future: RequestFuture,
-        sampler: Sampler,
-        snapshot: LoraAdapter | None,
+        sampler: SamplerEntry,
         request: SampleRequest,
     ) -> None:
         """Queue a checked sampling request with one of the samplers."""
+        job_sampler, snapshot = sampler.served_model.sampler, sampler.snapshot
 
         def finish(result: SampleResponse | Exception) -> None:
             self._finish(
                 future,
-                make_tinker_error(result)
+                self.make_error(result)
                 if isinstance(result, Exception)
                 else encode_sample_response(result),
             )
 
         with self._condition:
-            self._jobs.append((sampler, SamplingJob(request, snapshot, finish)))
+            self._jobs.append((job_sampler, SamplingJob(request, snapshot, finish)))
             self._condition.notify()
+
+    def make_error(self, error: Exception) -> Payload:
+        """Return an error in the protocol's format."""
+        return make_tinker_error(error)
 
     @property
     def num_waiting(self) -> int:
@@ -184,7 +188,7 @@ class ModelThread:
         except StopIteration as end:
             self._finish(operation.future, end.value)
         except Exception as error:
-            self._finish(operation.future, make_tinker_error(error))
+            self._finish(operation.future, self.make_error(error))
         else:
             return False
         return True

@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
-from lachesis.engine.sample_request import SampleResponse
+from lachesis.engine.sample_messages import SampleResponse
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -14,8 +14,8 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel
 
-from lachesis.engine.engine import Engine
-from lachesis.engine.weights import CheckpointPath
+from lachesis.engine.checkpoint_store import CheckpointPath
+from lachesis.engine.interface import TinkerEngine
 
 # How long a download address works.
 URL_LIFETIME_S = 3600
@@ -30,14 +30,14 @@ class TinkerPathBody(BaseModel):
     tinker_path: str
 
 
-def add_rest_routes(router: APIRouter, engine: Engine) -> None:
+def add_rest_routes(router: APIRouter, engine: TinkerEngine) -> None:
     """Add the routes that need the engine's token."""
     _add_listing_routes(router, engine)
     _add_checkpoint_routes(router, engine)
     _add_weights_info_route(router, engine)
 
 
-def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
+def _add_listing_routes(router: APIRouter, engine: TinkerEngine) -> None:
     _add_session_routes(router, engine)
 
     @router.get("/training_runs")
@@ -63,14 +63,14 @@ def _add_listing_routes(router: APIRouter, engine: Engine) -> None:
         }
 
 
-def _add_session_routes(router: APIRouter, engine: Engine) -> None:
+def _add_session_routes(router: APIRouter, engine: TinkerEngine) -> None:
     @router.get("/sessions")
     async def list_sessions(limit: int = 20, offset: int = 0) -> dict[str, Any]:
         return {"sessions": list(engine.sessions)[offset : offset + limit]}
 
     @router.get("/sessions/{session_id}")
     async def get_session(session_id: str) -> dict[str, Any]:
-        session = engine.sessions.get(session_id)  # The model thread may remove it at any time.
+        session = engine.sessions.get(session_id)  # The worker may remove it at any time.
         if session is None:
             raise HTTPException(404, f"there is no session {session_id}")
         return {
@@ -80,7 +80,7 @@ def _add_session_routes(router: APIRouter, engine: Engine) -> None:
         }
 
 
-def _add_weights_info_route(router: APIRouter, engine: Engine) -> None:
+def _add_weights_info_route(router: APIRouter, engine: TinkerEngine) -> None:
     @router.post("/weights_info")
     async def get_weights_info(body: TinkerPathBody) -> dict[str, Any]:
         checkpoint_record = engine.store.read_record(CheckpointPath.parse(body.tinker_path))
@@ -94,7 +94,7 @@ def _add_weights_info_route(router: APIRouter, engine: Engine) -> None:
         }
 
 
-def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
+def _add_checkpoint_routes(router: APIRouter, engine: TinkerEngine) -> None:
     route_prefix = "/training_runs/{run_id}/checkpoints"
 
     @router.get(route_prefix)
@@ -125,7 +125,7 @@ def _add_checkpoint_routes(router: APIRouter, engine: Engine) -> None:
     _add_checkpoint_actions(router, engine, route_prefix)
 
 
-def _add_checkpoint_actions(router: APIRouter, engine: Engine, route_prefix: str) -> None:
+def _add_checkpoint_actions(router: APIRouter, engine: TinkerEngine, route_prefix: str) -> None:
     # Publishing and unpublishing may be repeated: the SDK would retry for minutes after a 409.
     @router.post(route_prefix + "/{checkpoint_id:path}/publish", status_code=204)
     async def publish(run_id: str, checkpoint_id: str) -> None:
@@ -140,7 +140,7 @@ def _add_checkpoint_actions(router: APIRouter, engine: Engine, route_prefix: str
         engine.store.delete(_parse_checkpoint_path(run_id, checkpoint_id))
 
 
-def create_download_router(engine: Engine) -> APIRouter:
+def create_download_router(engine: TinkerEngine) -> APIRouter:
     """Serve checkpoint files under signed URLs, because the client downloads them without its
     key.
     """
@@ -175,7 +175,7 @@ def _parse_checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
     return CheckpointPath.parse(f"tinker://{run_id}/{checkpoint_id}")
 
 
-def _describe_run(engine: Engine, record: dict[str, Any]) -> dict[str, Any]:
+def _describe_run(engine: TinkerEngine, record: dict[str, Any]) -> dict[str, Any]:
     checkpoints = [
         engine.store.describe(name)
         for name in engine.store.list_checkpoints(record["training_run_id"])

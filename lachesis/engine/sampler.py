@@ -19,12 +19,8 @@ from lachesis.engine.kv_cache import SlotCache
 from lachesis.engine.lora import AdapterAssignment, LoraAdapter
 from lachesis.engine.memory_plan import MAX_ROWS
 from lachesis.engine.model import BaseLanguageModel
-from lachesis.engine.sample_request import (
-    PromptLogprobs,
-    SampledSequence,
-    compute_prompt_logprobs,
-    find_top_logprobs,
-)
+from lachesis.engine.prompt_logprobs import compute_prompt_logprobs, find_top_logprobs
+from lachesis.engine.sample_messages import PromptLogprobs, SampledSequence
 from lachesis.engine.sampling_job import BatchRow, SamplingJob
 from lachesis.engine.slot_state import SlotState
 from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens

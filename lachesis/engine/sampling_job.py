@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lachesis.engine.lora import LoraAdapter
-from lachesis.engine.sample_request import (
+from lachesis.engine.sample_messages import (
     PromptLogprobs,
     SampledSequence,
     SampleRequest,

@@ -15,7 +15,8 @@ from lachesis.base.errors import EngineRequestError, InsufficientMemoryError
 from lachesis.engine import lora, losses
 from lachesis.engine.device_memory import is_out_of_memory, release_cached_memory
 from lachesis.engine.logits import MAX_LOGITS_PER_PART, TargetLogprobs
-from lachesis.engine.lora import LoraAdapter, LoraSpec
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.memory_plan import describe_single_sequence
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.passes import check_datum, concatenate_inputs, group_into_passes

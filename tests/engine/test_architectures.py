@@ -22,10 +22,11 @@ from transformers import (
 )
 
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.lora import LoraAdapter, LoraSpec, iterate_parameters
+from lachesis.engine.lora import LoraAdapter, iterate_parameters
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_request import PromptLogprobsSpec, SampleRequest, SampleResponse
+from lachesis.engine.sample_messages import PromptLogprobsSpec, SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler, SamplingJob
 from lachesis.engine.training import ForwardBackwardResult, TrainingModel
 from lachesis.tiny_model.build import build_tokenizer

@@ -18,13 +18,13 @@ from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from lachesis.base.errors import InsufficientMemoryError, UnsupportedModelError
 from lachesis.engine.load_settings import LoadSettings
-from lachesis.engine.lora import LoraSpec
+from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.memory_forecast import LiveBytesCounter, ModelSizes, measure_model_sizes
 from lachesis.engine.memory_plan import MemoryPlan, ModelUse, compute_needed_bytes, make_memory_plan
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.model_thread import make_tinker_error, step_sampler
 from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_request import SampleRequest, SampleResponse
+from lachesis.engine.sample_messages import SampleRequest, SampleResponse
 from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 from lachesis.engine.training import TrainingModel

@@ -8,7 +8,7 @@ from tinker.proto import tinker_public_pb2 as public
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import protobuf_messages
-from lachesis.engine.sample_request import PromptLogprobs, SampledSequence, SampleResponse
+from lachesis.engine.sample_messages import PromptLogprobs, SampledSequence, SampleResponse
 
 
 def request_with(**tensors: public.Tensor) -> bytes:

@@ -16,8 +16,9 @@ from fastapi.testclient import TestClient
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import rest_routes
 from lachesis.engine.app import create_app
+from lachesis.engine.checkpoint_store import CheckpointPath
 from lachesis.engine.engine import Engine
-from lachesis.engine.weights import CheckpointPath, WeightsStore
+from lachesis.engine.weights import WeightsStore
 
 PATH = CheckpointPath("run", "weights", "name")
 CHANGES = 24
@@ -26,7 +27,8 @@ OVERWRITE = """
 import os, sys
 from pathlib import Path
 import torch
-from lachesis.engine.weights import CheckpointPath, WeightsStore
+from lachesis.engine.checkpoint_store import CheckpointPath
+from lachesis.engine.weights import WeightsStore
 
 def overwrite(store, left):
     def die(event, arguments):
