@@ -16,22 +16,16 @@ from lachesis.base import paths
 from lachesis.base.errors import (
     LachesisError,
     MissingDependencyError,
-    MissingKeyError,
-    PortInUseError,
 )
 from lachesis.base.garbage import pause_garbage_collection
-from lachesis.base.http_guard import HttpGuard
 from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
 from lachesis.base.transformers_internals import speed_up_transformers_import
+from lachesis.engine.serving import bind_listener, read_token, serve_engine
 
 if TYPE_CHECKING:
     from lachesis.engine.engine import Engine
 
 log = logging.getLogger(__name__)
-# Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
-MAX_BODY_BYTES = 600_000_000
-# How long open responses may delay the shutdown; a long poll would take half a minute.
-SHUTDOWN_TIMEOUT_S = 3
 
 
 def main() -> int:
@@ -115,21 +109,9 @@ def serve(args: argparse.Namespace) -> None:
     # PyTorch reads this when it is imported. Threads that wait actively take the cores from the
     # other processes of a run, and sampling then takes three to thirty times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    token = os.environ.get("LACHESIS_ENGINE_TOKEN", "")
-    if not token.startswith("tml-"):
-        raise MissingKeyError(
-            "LACHESIS_ENGINE_TOKEN must hold a token that begins with tml- (the SDK refuses others)"
-        )
-    # The port is bound before the model is loaded, so that a port in use fails in a second. The
-    # explicit protocol lets asyncio recognise TCP and send small responses at once (TCP_NODELAY).
-    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((args.host, args.port))
-        except OSError as error:
-            raise PortInUseError(
-                f"port {args.port} on {args.host} cannot be used: {error.strerror}"
-            ) from error
+    token = read_token()
+    # Bound before the model is loaded, so that a port in use fails in a second.
+    with bind_listener(args.host, args.port) as listener:
         try:
             _serve_models(args, token, listener)
         except ImportError as error:
@@ -143,28 +125,10 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
     with pause_garbage_collection():
         engine = _load_models(args)
 
-    import uvicorn
-
-    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
     from lachesis.engine import torch_threads
-    from lachesis.engine.app import create_app
 
     torch_threads.tune_num_threads(engine.default_model.base)
-    app = HttpGuard(
-        create_app(engine, token),
-        host=args.host,
-        token=None,
-        allowed_hosts=args.allow_host,
-        max_body_bytes=MAX_BODY_BYTES,
-    )
-    config = uvicorn.Config(
-        app,
-        http=ReceiveDeadlineProtocol,
-        log_level="warning",
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    serve_engine(engine, token, listener, host=args.host, allowed_hosts=args.allow_host)
 
 
 def _load_models(args: argparse.Namespace) -> Engine:

@@ -87,7 +87,7 @@ _SCHEMA: dict[str, list[str]] = {
     ],
 }
 _FLOAT32, _INT64, _INT32 = 1, 2, 3
-_DTYPES: dict[int, np.dtype[Any]] = {
+DTYPES: dict[int, np.dtype[Any]] = {
     _FLOAT32: np.dtype("<f4"),
     _INT64: np.dtype("<i8"),
     _INT32: np.dtype("<i4"),
@@ -132,7 +132,7 @@ def _build_message_classes() -> dict[str, Any]:
     }
 
 
-_MESSAGE_CLASSES = _build_message_classes()
+MESSAGE_CLASSES = _build_message_classes()
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def parse_forward_backward(body: bytes) -> ForwardBackwardRequest:
     Raises:
         EngineRequestError: The body is not such a message.
     """
-    message = _MESSAGE_CLASSES["ForwardBackwardRequest"]()
+    message = MESSAGE_CLASSES["ForwardBackwardRequest"]()
     try:
         message.ParseFromString(body)
     except Exception as error:
@@ -218,7 +218,7 @@ def _decode_text_tokens(chunk: Message) -> Array:
 
 
 def _decode_tensor(name: str, tensor: Message) -> Array:
-    dtype = _DTYPES.get(tensor.dtype)
+    dtype = DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None:
         raise EngineRequestError(
@@ -250,7 +250,7 @@ def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, floa
         logprobs_D: For each datum the log-probability of every target, (N,) or (N, K) float32.
         metrics: Metrics, whose names end with the reduction for the client (`loss:sum`).
     """
-    output = _MESSAGE_CLASSES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
+    output = MESSAGE_CLASSES["ForwardBackwardOutput"](loss_fn_output_type="TorchLossReturn")
     start = 0
     while start < len(logprobs_D):
         trailing_shape = logprobs_D[start].shape[1:]
@@ -278,7 +278,7 @@ def _add_array_record(
 
 def encode_sample_response(sample_response: SampleResponse) -> bytes:
     """Encode the response to a sampling request."""
-    message = _MESSAGE_CLASSES["SampleResponse"]()
+    message = MESSAGE_CLASSES["SampleResponse"]()
     for sampled_sequence in sample_response.sequences:
         sequence = message.sequences.add(
             stop_reason=0 if sampled_sequence.has_stopped else 1,
@@ -310,7 +310,7 @@ def _fill_top_logprobs(message: Message, top_logprobs: tuple[Array, Array]) -> N
 
 
 def _fill_tensor(message: Message, array: Array, dtype: int) -> None:
-    message.dense, message.dtype = np.ascontiguousarray(array, _DTYPES[dtype]).tobytes(), dtype
+    message.dense, message.dtype = np.ascontiguousarray(array, DTYPES[dtype]).tobytes(), dtype
     message.shape.extend(array.shape)
 
 

@@ -1,0 +1,83 @@
+"""Serve an engine over HTTP: the port, the token, and the limits of requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+
+from lachesis.base.errors import MissingKeyError, PortInUseError
+from lachesis.base.http_guard import HttpGuard
+from lachesis.engine.interface import TinkerEngine
+
+TOKEN_VARIABLE = "LACHESIS_ENGINE_TOKEN"
+# Maximum size of a request; the SDK sends a batch in chunks of at most 500 MB.
+MAX_BODY_BYTES = 600_000_000
+# How long open responses may delay the shutdown; a long poll would take half a minute.
+SHUTDOWN_TIMEOUT_S = 3
+
+
+def read_token() -> str:
+    """Return the token that clients must send.
+
+    Raises:
+        MissingKeyError: The variable does not hold one.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token.startswith("tml-"):
+        raise MissingKeyError(
+            f"{TOKEN_VARIABLE} must hold a token that begins with tml- (the SDK refuses others)"
+        )
+    return token
+
+
+@contextlib.contextmanager
+def bind_listener(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that is bound to a port, before anything slow is done.
+
+    Raises:
+        PortInUseError: The port cannot be used.
+    """
+    # The explicit protocol lets asyncio recognise TCP and send small responses at once
+    # (TCP_NODELAY).
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise PortInUseError(
+                f"port {port} on {host} cannot be used: {error.strerror}"
+            ) from error
+        yield listener
+
+
+def serve_engine(
+    engine: TinkerEngine,
+    token: str,
+    listener: socket.socket,
+    *,
+    host: str,
+    allowed_hosts: Sequence[str] = (),
+) -> None:
+    """Serve until SIGTERM."""
+    import uvicorn
+
+    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
+    from lachesis.engine.app import create_app
+
+    app = HttpGuard(
+        create_app(engine, token),
+        host=host,
+        token=None,
+        allowed_hosts=allowed_hosts,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    config = uvicorn.Config(
+        app,
+        http=ReceiveDeadlineProtocol,
+        log_level="warning",
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
