@@ -45,10 +45,10 @@ class TrainingRun:
         # The hashes of a large checkpoint may take minutes; until then the last check is recent.
         self.check_stop_request = throttle(self._raise_if_stop_requested)
         self.folder = store.dir(record.run_id)
-        adopt_profile_keys(record.profile)
-        check_profile(record.profile)
-        checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
         config = RunConfig.from_yaml(self.folder.config)
+        adopt_profile_keys(record.profile, backend=config.tinker.backend)
+        check_profile(record.profile, backend=config.tinker.backend)
+        checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()
         if checkpoint:
             received_groups = checkpoint.get_groups_by_environment(
                 config.build_environment_configs()
@@ -82,7 +82,7 @@ class TrainingRun:
         starting_specs: list[ServiceSpec] = []
         first_environment = next(iter(self.env_ids))
         for spec in self.plan.services:
-            if spec.name not in ("engine", "api", first_environment):
+            if spec.name not in ("backend", "engine", "api", first_environment):
                 self._wait_for_services(starting_specs)
             # The attempt has begun with a check, so that of the first service may be some seconds
             # old; the record is not read again for it.

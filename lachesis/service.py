@@ -10,12 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import ConfigError, FieldValueError, shorten
+from lachesis.base.errors import ConfigError, FieldValueError, MissingKeyError, shorten
 from lachesis.base.files import read_last_lines, write_private
 from lachesis.base.json_text import Json
 from lachesis.catalog import describe as discovery
 from lachesis.catalog.scan import ScanResult, scan_environments
 from lachesis.config import mixture
+from lachesis.config.backends import check_backend
 from lachesis.config.edits import TOP_SECTION, ConfigField, describe_field, get_editable_values
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
@@ -134,8 +135,17 @@ class LachesisService:
         Raises:
             LachesisError: The launch cannot start with these values.
         """
-        check_profile(request.profile, server.read_key_names())
-        return resolve_launch(request, self.store, self.schema_timeout_s)
+        try:
+            check_profile(request.profile, server.read_key_names())
+        except MissingKeyError:
+            # With a back end no key is needed.
+            launch = resolve_launch(request, self.store, self.schema_timeout_s)
+            if not launch.config.tinker.backend:
+                raise
+        else:
+            launch = resolve_launch(request, self.store, self.schema_timeout_s)
+        check_backend(launch.config.tinker.backend)
+        return launch
 
     def check(self, request: LaunchRequest) -> ResolvedLaunch:
         """Resolve a launch and check everything that a start needs, without making anything.

@@ -168,12 +168,15 @@ def _prepare_endpoint(
         group.start(proxy.service)
         wait_until_healthy(group, proxy.service)
         return config, make_remote_server_section(model, proxy.base_url), proxy.client_env
+    is_embedded = model.startswith(EMBEDDED)
+    if is_embedded:
+        config = config.without_backend()
     plan = serve_base_model(
         group,
         config,
         get_model_name(model),
         context.tests.get_output_file(context.test, model).with_suffix(""),
-        with_engine=model.startswith(EMBEDDED),
+        with_engine=is_embedded or config.has_own_engine,
     )
     return plan.config, plan.config.openai.model_dump(mode="json"), plan.client_env
 

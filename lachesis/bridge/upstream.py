@@ -222,7 +222,10 @@ class UpstreamClient:
     def save_for_sampler(self, model_id: str, name: str) -> str:
         """Save the weights for sampling, and return their `tinker://` path."""
         body = {**self._name(model_id), "path": name, "type": "save_weights_for_sampler"}
-        return str(self.run("save_weights_for_sampler", body)["path"])
+        path = str(self.run("save_weights_for_sampler", body)["path"])
+        owner, *_, checkpoint = path.removeprefix("tinker://").split("/")
+        # Some engines leave out the kind.
+        return f"tinker://{owner}/sampler_weights/{checkpoint}"
 
     def _name(self, model_id: str) -> dict[str, Any]:
         return {"model_id": model_id, "seq_id": next(self._sequence_ids[model_id])}

@@ -16,6 +16,7 @@ from lachesis.base.json_text import Json
 from lachesis.cli import console
 from lachesis.cli.console import print_answer
 from lachesis.config.profiles import adopt_profile_keys
+from lachesis.config.run_config import RunConfig
 from lachesis.service import LachesisService
 from lachesis.supervision.model_server import ModelEndpoint, select_checkpoint, serve_run_model
 from lachesis.supervision.ports import check_port
@@ -120,8 +121,9 @@ def _serve(
     """Serve the checkpoint that was named, with a note while it is loaded."""
     service = LachesisService()
     record = service.store.load(args.run)
-    adopt_profile_keys(record.profile)
     run_dir = service.store.dir(record.run_id)
+    backend = RunConfig.from_yaml(run_dir.config).tinker.backend
+    adopt_profile_keys(record.profile, backend=backend)
     manifest = select_checkpoint(run_dir, args.checkpoint)
     if not args.json:
         what = f"step {manifest.step}" if manifest else "the base model"

@@ -1,4 +1,4 @@
-"""Run `lachesis backend check`: find out whether the trainer can use a Tinker server."""
+"""Run `lachesis backend`: find out whether the trainer can use a Tinker server, or install one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lachesis.base.json_text import Json
 from lachesis.base.keys import read_key
 from lachesis.base.tinker_http import get_base_url, request_tinker
 from lachesis.cli import console
+from lachesis.cli.backend_install import handle_backend_install
 from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_pairs_table
 from lachesis.config.profiles import adopt_profile_keys
@@ -21,9 +22,16 @@ COLORS = {"as Tinker": "green", "differs": "red", "fails": "red", "not determine
 
 
 def handle_backend(args: argparse.Namespace) -> int:
+    """Check a server, or install one."""
+    if args.action == "install":
+        return handle_backend_install(args)
+    return _check(args)
+
+
+def _check(args: argparse.Namespace) -> int:
     """Ask a server the questions of all probes; return 1 if the trainer cannot use it."""
-    if args.url:
-        os.environ["TINKER_BASE_URL"] = args.url
+    if args.target:
+        os.environ["TINKER_BASE_URL"] = args.target
     adopt_profile_keys("tinker")
     model = _choose_model(args.model)
     answer = {"url": get_base_url(), "model": model, **_run_probes(args, model)}

@@ -9,6 +9,7 @@ from lachesis.base.json_text import Json
 from lachesis.cli import show_runs
 from lachesis.cli.console import print_answer
 from lachesis.config.profiles import adopt_profile_keys
+from lachesis.config.run_config import RunConfig
 from lachesis.reporting.model_card import build_model_card
 from lachesis.runs import export, hub
 from lachesis.runs.run_dir import RunDir
@@ -33,7 +34,8 @@ def handle_weights(args: argparse.Namespace) -> None:
 
 
 def _export(record: RunRecord, run_dir: RunDir, args: argparse.Namespace) -> Json:
-    adopt_profile_keys(record.profile)
+    backend = RunConfig.from_yaml(run_dir.config).tinker.backend
+    adopt_profile_keys(record.profile, backend=backend)
     return export.export(
         record,
         run_dir,

@@ -18,6 +18,7 @@ import yaml
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
 from lachesis.base.keys import STORED_NAMES, adopt_keys, describe_places, read_key
+from lachesis.config.backends import check_backend
 
 ProfileName = Literal["embedded", "tinker", "custom"]
 SECTION_NAMES = ("env", "openai", "tinker", "limits", "rollouts")
@@ -129,8 +130,12 @@ def load_profile_values(profile: str, home: Path | None = None) -> dict[str, dic
     return values
 
 
-def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> None:
+def check_profile(
+    profile: str, environ: Mapping[str, str] | None = None, *, backend: str = ""
+) -> None:
     """Raise an error that names what the profile lacks on this machine.
+
+    With a back end no server needs to be named; its own environment is needed instead.
 
     Raises:
         ConfigError: There is no such profile.
@@ -138,6 +143,9 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
         MissingDependencyError: A package is not installed.
     """
     load_profile_values(profile)
+    if backend:
+        check_backend(backend)
+        return
     missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
@@ -149,13 +157,17 @@ def check_profile(profile: str, environ: Mapping[str, str] | None = None) -> Non
         check_embedded()
 
 
-def adopt_profile_keys(profile: str) -> None:
+def adopt_profile_keys(profile: str, *, backend: str = "") -> None:
     """Put what a paid profile needs into this process's environment, for the SDK and for children.
+
+    A back end at another place may need a key, which is then passed on to it.
 
     Raises:
         MissingKeyError: A key is in no place.
     """
-    if profile in PROFILES and PROFILES[profile].is_paid:
+    if backend:
+        adopt_keys(("TINKER_API_KEY",))
+    elif profile in PROFILES and PROFILES[profile].is_paid:
         check_profile(profile)
         adopt_keys(PROFILES["custom"].required_keys)
 

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
 from lachesis.base.paths import to_safe_name
 from lachesis.base.yaml_text import YAML_LOADER, dump_yaml
+from lachesis.config.backends import check_backend_name, find_ignored_fields
 from lachesis.config.prices import find_prices
 from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
 from lachesis.config.schema import (
@@ -77,6 +78,31 @@ class RunConfig(Section):
                 "environment and to the model"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        backend = self.tinker.backend
+        if not backend:
+            return self
+        if self.profile != "custom":
+            raise ValueError(
+                f"tinker.backend is {backend} on profile {self.profile}; allowed: profile custom"
+            )
+        check_backend_name(backend)
+        values = {f"tinker.{name}": value for name, value in self.tinker.model_dump().items()}
+        if problems := find_ignored_fields(backend, values):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def has_own_engine(self) -> bool:
+        """Return whether the run starts an engine, or a bridge to one, beside its trainer."""
+        return self.profile == "embedded" or bool(self.tinker.backend)
+
+    def without_backend(self) -> RunConfig:
+        """Return this configuration for the engine of this machine."""
+        tinker = self.tinker.model_copy(update={"backend": "", "backend_config": {}})
+        return self.model_copy(update={"tinker": tinker})
 
     @model_validator(mode="after")
     def _check_mixture(self) -> Self:
@@ -274,11 +300,12 @@ def check_cost_limit(config: RunConfig) -> RunConfig:
         config.limits.max_cost_usd is not None
         and PROFILES[config.profile].is_paid
         and config.tinker.prices is None
+        and config.tinker.backend_usd_per_hour is None
     ):
         raise ConfigError(
             "limits.max_cost_usd cannot be enforced: no price of "
-            f"{config.openai.model_name} is known; add it to $LACHESIS_HOME/prices.yaml, or use "
-            "limits.max_tokens"
+            f"{config.openai.model_name} is known; add it to $LACHESIS_HOME/prices.yaml, set "
+            "tinker.backend_usd_per_hour for a back end of your own, or use limits.max_tokens"
         )
     return config
 

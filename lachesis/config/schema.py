@@ -135,6 +135,15 @@ class TinkerSection(Section):
     """Type of the model's weights on the embedded engine; auto is bfloat16 on a card that has it,
     and float32 elsewhere.
     """
+    backend: Annotated[str, COST] = ""
+    """Engine of others that profile custom trains on over the bridge: skyrl, which is started for
+    the run, or the address of one that runs; empty if TINKER_BASE_URL names the server itself.
+    """
+    backend_config: Annotated[dict[str, Any], COST] = Field({})
+    """Settings of a back end that is started, in its own words."""
+    backend_usd_per_hour: float | None = Field(None, ge=0, le=1e6)
+    """What the machines of the back end cost in US dollars per hour; it makes the cost of the run.
+    """
     base_weights: Literal["full", "8bit", "4bit"] = "full"
     """Whether the embedded engine stores the model's linear layers in fewer bits; that needs
     bitsandbytes.

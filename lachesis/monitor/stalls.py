@@ -82,7 +82,7 @@ def find_stall(
 
 def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
     """Find a process that was stopped by a signal; this is certain without waiting."""
-    role_order = ("environment", "trainer", "api", "engine", "flow")
+    role_order = ("environment", "trainer", "api", "engine", "backend", "flow")
     stopped = [
         name
         for service_role in role_order

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from lachesis.base.errors import ConfirmationError
 from lachesis.base.json_text import Json
 from lachesis.base.units import shorten_count
+from lachesis.config.backends import BACKENDS
 from lachesis.config.profiles import PROFILES
 from lachesis.orchestration.resolved_launch import ResolvedLaunch
 
-LIMIT_FIELD = "limits.max_cost_usd"
+LIMIT_FIELD, PRICE_FIELD = "limits.max_cost_usd", "tinker.backend_usd_per_hour"
 
 
 def needs_confirmation(profile: str, set_fields: Mapping[str, object]) -> bool:
@@ -27,8 +28,14 @@ def needs_confirmation(profile: str, set_fields: Mapping[str, object]) -> bool:
     """
     # A run of a later release may have a profile that this one does not know.
     is_paid = profile not in PROFILES or PROFILES[profile].is_paid
-    names = (LIMIT_FIELD, LIMIT_FIELD.partition(".")[2])
-    return is_paid and all(set_fields.get(name) is None for name in names)
+    # An engine that is started on this machine bills nobody.
+    if _get_field(set_fields, "tinker.backend") in BACKENDS:
+        is_paid = _get_field(set_fields, PRICE_FIELD) is not None
+    return is_paid and _get_field(set_fields, LIMIT_FIELD) is None
+
+
+def _get_field(set_fields: Mapping[str, object], name: str) -> object:
+    return set_fields.get(name, set_fields.get(name.partition(".")[2]))
 
 
 def require_confirmation(launch: ResolvedLaunch, forecast: Json | None) -> None:

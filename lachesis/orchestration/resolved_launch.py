@@ -235,6 +235,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         total_steps=config.env.total_steps,
         batch_size=config.env.batch_size,
         seed=config.tinker.seed,
+        usd_per_hour=config.tinker.backend_usd_per_hour,
         fingerprint=fingerprint,
         additional_environments=_describe_additional_environments(launch),
         set_fields=dict(launch.set_fields),

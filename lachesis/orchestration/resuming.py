@@ -84,7 +84,7 @@ def resume_ended_run(
             config, changes = restricted, changes or {}
     is_new_total = any(name.endswith("total_steps") for name in changes or ())
     _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
-    check_profile(record.profile, read_key_names())
+    check_profile(record.profile, read_key_names(), backend=config.tinker.backend)
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
     _require_budget(record, run_dir, config)
     PrefectApi()  # raises when no server is known, before anything is changed

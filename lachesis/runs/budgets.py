@@ -93,6 +93,8 @@ def compute_budget_usage(
     costs = [live_values.get("cost_usd"), last_line.get("cost/total"), saved_values.get("cost_usd")]
     known_costs = [cost for cost in costs if cost is not None]
     hours = round(record.earlier_hours + get_attempt_duration_s(record) / 3600, 4)
+    if record.usd_per_hour is not None:
+        known_costs.append(round(hours * record.usd_per_hour, 4))
     return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(known_costs, default=None))
 
 

@@ -23,6 +23,8 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.engine = self.path / "engine"
+        # The files of a back end that was started for the run; it begins with an empty folder.
+        self.backend = self.path / "backend"
         self.logs = self.path / "logs"
         # What the run is made of, and a copy of its environments' code.
         self.provenance = self.path / "provenance.json"

@@ -14,6 +14,7 @@ from lachesis.base.secrets import read_passed_variables
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
+from lachesis.supervision.engine_services import EnginePlace, make_engine_services
 from lachesis.supervision.health import make_http_readiness_check
 from lachesis.supervision.plan import ServicePlan, with_env
 from lachesis.supervision.ports import reserve_free_ports
@@ -29,7 +30,6 @@ from lachesis.supervision.service_env import (
     make_test_wandb_env,
     select_env_by_prefix,
 )
-from lachesis.supervision.training_services import make_engine_spec
 
 
 def make_base_model_plan(
@@ -57,7 +57,7 @@ def make_base_model_plan(
     Returns:
         The plan, whose `client_env` is what its clients need in their environment.
     """
-    engine_port, free_port = reserve_free_ports(2)
+    engine_port, backend_port, free_port = reserve_free_ports(3)
     port = port or free_port
     values = config.model_dump()
     values["openai"]["base_url"] = f"http://{HOST}:{port}/v1"
@@ -67,11 +67,17 @@ def make_base_model_plan(
     mark_env = {MARK_VARIABLE: build_mark(folder.parent)}
     engines, server_env = [], {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
     if with_engine:
-        store_folder = engine_store or folder / "engine"
-        engine = make_engine_spec(
-            config, engine_port, token, seed, store_folder=store_folder, log=folder / "engine.log"
+        place = EnginePlace(
+            port=engine_port,
+            backend_port=backend_port,
+            token=token,
+            seed=seed,
+            store_folder=engine_store or folder / "engine",
+            backend_folder=folder / "backend",
+            log=folder / "engine.log",
+            backend_log=folder / "backend.log",
         )
-        engines = [with_env(engine, mark_env)]
+        engines = [with_env(spec, mark_env) for spec in make_engine_services(config, place)]
         server_env = make_engine_client_env(engine_port, token)
     hub_env = make_model_hub_env(config, weights=False)
     env = {**hub_env, **server_env, **client_env, **mark_env}
@@ -82,6 +88,7 @@ def make_base_model_plan(
         trainer_url=f"http://{HOST}:{port}",
         files={file: config.to_yaml()},
         client_env=client_env,
+        empty_folders=tuple(spec.cwd for spec in engines if spec.name == "backend"),
     )
 
 

@@ -83,14 +83,15 @@ def serve_run_model(
     cleanup.remove_old_checks()
     folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{record.run_id}-"))
     try:
+        config = _make_serving_config(run_dir)
         plan = make_base_model_plan(
-            _make_serving_config(run_dir),
+            config,
             folder,
             record.seed,
             weights=manifest.sampler_weights if manifest else None,
             engine_store=run_dir.engine,
             port=port,
-            with_engine=record.profile == "embedded",
+            with_engine=config.has_own_engine,
         )
         if token:
             plan = _replace_token(plan, token)

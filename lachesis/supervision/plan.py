@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lachesis.base.errors import ConfigError
-from lachesis.base.files import write_private
+from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
+from lachesis.supervision.engine_services import EnginePlace, make_engine_services
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.supervision.process import ServiceSpec, get_service_role
 from lachesis.supervision.service_env import HOST, make_inference_client_env
 from lachesis.supervision.training_services import (
     EnvironmentServices,
     make_api_spec,
-    make_engine_spec,
     make_registration_check,
     make_trainer_spec,
 )
 
-START_ORDER = ("engine", "api", "trainer", "environment")
+START_ORDER = ("backend", "engine", "api", "trainer", "environment")
+# The services that have a port.
+PORT_NAMES = ("engine", "api", "trainer", "backend")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class ServicePlan:
     files: dict[Path, str] = field(default_factory=dict)
     """Contents of the files that the services read, by path."""
     client_env: dict[str, str] = field(default_factory=dict)
+    empty_folders: tuple[Path, ...] = ()
+    """Folders that begin empty at each start."""
 
     def write_files(self) -> None:
         """Write the files that the services read.
@@ -49,6 +54,10 @@ class ServicePlan:
         """
         for path, text in self.files.items():
             write_private(path, text)
+        for folder in self.empty_folders:
+            with storage_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                make_private_folder(folder)
 
     @property
     def environment_names(self) -> dict[str, str]:
@@ -116,15 +125,16 @@ def make_training_plan(
     """
     _require_original_environments(record, folder, config)
     config = _drop_unwanted_wandb(record, folder, config)
-    ports = dict(zip(START_ORDER, reserve_free_ports(3), strict=False))
+    ports = dict(zip(PORT_NAMES, reserve_free_ports(len(PORT_NAMES)), strict=True))
     config = _with_addresses(config, folder, ports)
     token = f"tml-{secrets.token_urlsafe(24)}"
     services = [
         make_api_spec(config, folder, ports["api"]),
         make_trainer_spec(record, config, folder, ports, token, resume=received_groups is not None),
     ]
-    if record.profile == "embedded":
-        services.insert(0, _make_run_engine_spec(record, folder, config, ports["engine"], token))
+    if config.has_own_engine:
+        place = _make_engine_place(record, folder, ports, token)
+        services[:0] = make_engine_services(config, place)
     environments = _list_environment_services(record, folder, config)
     for environment in environments:
         groups = (received_groups or {}).get(environment.name, 0)
@@ -145,6 +155,7 @@ def make_training_plan(
             },
             **evaluation_files,
         },
+        empty_folders=tuple(spec.cwd for spec in services if spec.name == "backend"),
     )
 
 
@@ -198,12 +209,20 @@ def _make_evaluations(
     return specs, files
 
 
-def _make_run_engine_spec(
-    record: RunRecord, folder: RunDir, config: RunConfig, port: int, token: str
-) -> ServiceSpec:
-    """Describe the embedded engine of the run, which keeps its checkpoints in the run's folder."""
-    log = folder.get_log_file("engine")
-    return make_engine_spec(config, port, token, record.seed, store_folder=folder.engine, log=log)
+def _make_engine_place(
+    record: RunRecord, folder: RunDir, ports: Mapping[str, int], token: str
+) -> EnginePlace:
+    """Return the place of the run's engine, which keeps its checkpoints in the run's folder."""
+    return EnginePlace(
+        port=ports["engine"],
+        backend_port=ports["backend"],
+        token=token,
+        seed=record.seed,
+        store_folder=folder.engine,
+        backend_folder=folder.backend,
+        log=folder.get_log_file("engine"),
+        backend_log=folder.get_log_file("backend"),
+    )
 
 
 def _add_run_context(spec: ServiceSpec, folder: RunDir, client_env: dict[str, str]) -> ServiceSpec:

@@ -22,6 +22,9 @@ class RestartRule:
 
 
 RESTART_RULES = {
+    "backend": RestartRule(
+        "it holds the model, so the attempt ends with the state of the newest checkpoint"
+    ),
     "engine": RestartRule(
         "it holds the model, so the attempt ends with the state of the newest checkpoint"
     ),

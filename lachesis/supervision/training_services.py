@@ -17,7 +17,6 @@ from lachesis.supervision.process import ReadinessCheck, ServiceSpec
 from lachesis.supervision.service_env import (
     HOST,
     PYTHON_MODULE_COMMAND,
-    is_local_model,
     make_dataset_hub_env,
     make_engine_client_env,
     make_model_hub_env,
@@ -25,56 +24,6 @@ from lachesis.supervision.service_env import (
     make_run_wandb_env,
     select_env_by_prefix,
 )
-
-
-def make_engine_spec(
-    config: RunConfig, port: int, token: str, seed: int, *, store_folder: Path, log: Path
-) -> ServiceSpec:
-    """Describe the embedded engine."""
-    command = [
-        *PYTHON_MODULE_COMMAND,
-        "lachesis.engine",
-        "--model",
-        config.openai.model_name,
-        "--port",
-        str(port),
-    ]
-    return ServiceSpec(
-        "engine",
-        [
-            *command,
-            *make_engine_memory_flags(config),
-            "--store",
-            str(store_folder),
-            "--seed",
-            str(seed),
-        ],
-        log=log,
-        cwd=log.parent,
-        env={"LACHESIS_ENGINE_TOKEN": token, **make_model_hub_env(config, weights=True)},
-        port=port,
-        check_ready=make_http_readiness_check(
-            f"http://{HOST}:{port}/api/v1/healthz", headers={"X-API-Key": token}
-        ),
-        timeout_s=120.0
-        if is_local_model(config)
-        else 3600.0,  # a model by name is downloaded first
-    )
-
-
-def make_engine_memory_flags(config: RunConfig) -> list[str]:
-    """Return the flags that say how a model is stored and what its memory is planned for."""
-    tinker = config.tinker
-    return [
-        "--precision",
-        tinker.precision,
-        "--base-weights",
-        tinker.base_weights,
-        "--rank",
-        str(tinker.lora_rank),
-        "--sequence-tokens",
-        str(tinker.max_token_trainer_length),
-    ]
 
 
 def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
@@ -123,7 +72,7 @@ def make_trainer_spec(
         **(select_env_by_prefix("WANDB_") if config.tinker.use_wandb else {}),
         **(select_env_by_prefix("TRACKIO_") if "trackio" in config.tinker.trackers else {}),
     }
-    if record.profile == "embedded":
+    if config.has_own_engine:
         env |= make_engine_client_env(ports["engine"], token)
     else:
         env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}

@@ -187,11 +187,22 @@ def _add_prompt_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_backend(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=["check"], help="ask it what it means by each request")
-    command.add_argument("url", nargs="?", help="its address (default: that of TINKER_BASE_URL)")
     command.add_argument(
-        "--model", help="a model that it trains (default: the first one that it offers)"
+        "action",
+        choices=["check", "install"],
+        help="check: ask a server what it means by each request; install: make the environment of "
+        "an engine that a run can start",
     )
+    command.add_argument(
+        "target",
+        nargs="?",
+        metavar="URL|NAME",
+        help="check: its address (default: that of TINKER_BASE_URL); install: skyrl",
+    )
+    command.add_argument(
+        "--model", help="check: a model that it trains (default: the first one that it offers)"
+    )
+    command.add_argument("--python", help="install: the interpreter (default: one that is found)")
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
