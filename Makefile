@@ -4,6 +4,7 @@
 # make house   measure names, sizes and sentences, and compare them with what is allowed
 # make e2e     train whole runs: by command, by agents, from the wheel (half an hour)
 # make faults  break everything that can break, and print a table (an hour or more)
+# make backends  train whole runs on SkyRL without a card, on one process and on two hosts (half an hour; installs 8 GB once)
 # make sdk-matrix  run trainer and engine against the oldest, the pinned and the newest Tinker SDK (a quarter of an hour)
 # make serve   Prefect server and runner, until Ctrl-C
 # make rehearsal  serve a rehearsal of the Tinker cloud: real names and prices, tiny models, no key
@@ -30,7 +31,7 @@ LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py han
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt
 PIP := $(BIN)/pip install -qq --constraint constraints.txt
 
-.PHONY: install demo test e2e coverage faults sdk-matrix serve rehearsal lint house bench families docs tiny-model clean
+.PHONY: install demo test e2e coverage faults backends sdk-matrix serve rehearsal lint house bench families docs tiny-model clean
 
 install: $(INSTALLED)
 
@@ -41,16 +42,19 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 e2e: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'long and not matrix' --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -m 'long and not matrix and not backends' --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
-	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest -m 'not matrix' --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest -m 'not matrix and not backends' --numprocesses 3 --dist loadscope --no-loadscope-reorder
 	$(BIN)/python tests/coverage/floors.py
 
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/cloud tests/e2e -m 'matrix or pages' \
 	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
+
+backends: $(INSTALLED)
+	$(BIN)/python -m pytest -m backends tests/backends -s
 
 sdk-matrix: $(INSTALLED)
 	$(BIN)/python -m tests.sdk_matrix

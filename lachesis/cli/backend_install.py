@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def _find_python(backend: Backend, wanted: str | None) -> str:
     """Return an interpreter that is new enough: the one that was named, this one, or another."""
     major, minor = backend.min_python
     names = [f"python{major}.{number}" for number in range(minor, NEWEST_PYTHON + 1)]
-    candidates = [wanted] if wanted else [sys.executable, *filter(None, map(shutil.which, names))]
+    others = [*filter(None, map(shutil.which, names)), *_list_pyenv_pythons()]
+    candidates = [wanted] if wanted else [sys.executable, *others]
     for candidate in candidates:
         if _read_version(candidate) >= backend.min_python:
             return candidate
@@ -53,6 +55,12 @@ def _find_python(backend: Backend, wanted: str | None) -> str:
         f"{wanted or f'this one is {sys.version_info[0]}.{sys.version_info[1]}'}; name another "
         "one with --python"
     )
+
+
+def _list_pyenv_pythons() -> list[str]:
+    """Return the interpreters that pyenv has installed, whose commands may be switched off."""
+    root = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    return [str(python) for python in sorted(root.glob("versions/3.*/bin/python"))]
 
 
 def _read_version(python: str) -> tuple[int, ...]:
