@@ -54,7 +54,7 @@ class Place:
         return json.loads(done.stdout)
 
     def load(self, run_id: str) -> RunRecord:
-        return RunStore(self.home / "runs").load(run_id)
+        return RunStore(self.home).load(run_id)
 
     def wait(
         self, run_id: str, is_reached: Callable[[RunRecord], bool], timeout_s: float

@@ -53,7 +53,7 @@ def start(place: Place, *more: str, **fields: object) -> RunRecord:
 
 
 def read_rewards(place: Place, run_id: str) -> list[float]:
-    metrics = MetricsFile(RunStore(place.home / "runs").dir(run_id).metrics).read()
+    metrics = MetricsFile(RunStore(place.home).dir(run_id).metrics).read()
     return [float(step["reward/mean"]) for step in metrics]
 
 
@@ -108,9 +108,8 @@ def test_a_run_on_two_hosts(make_place: Callable[..., Place], skyrl: Path, tmp_p
     with start_ray(skyrl, tmp_path):
         place = make_place(on_first_host, RAY_ADDRESS=f"{ADDRESSES[0]}:{RAY_PORT}")
         with serve(place):
-            run = start(
-                place, "--model", "tiny", total_steps=3, backend_config=json.dumps(settings)
-            )
+            config = json.dumps(settings)
+            run = start(place, "--model", "tiny", total_steps=3, backend_config=config)
             place.wait(run.run_id, lambda record: record.status == "running", START_S)
             workers = [list_workers(host) for host in HOSTS]
             print("workers:", workers)

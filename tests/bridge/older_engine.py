@@ -10,6 +10,8 @@ import argparse
 import collections
 import io
 import os
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Generator
 from pathlib import Path
@@ -40,8 +42,10 @@ RATIO_BOUNDS = {"ppo": (0.8, 1.2), "cispo": (0.8, 1.2)}
 class OlderEngine(Engine):
     """An engine that means something else by most words."""
 
-    def __init__(self, model: str, store_root: Path) -> None:
+    def __init__(self, model: str, store_root: Path, states_folder: Path | None = None) -> None:
         super().__init__(model, store_root, seed=0)
+        # Where states lie as SkyRL keeps them, which the bridge takes and gives back.
+        self.states_folder = states_folder
         self.num_datums: collections.Counter[str] = collections.Counter()
         self.num_requests: collections.Counter[str] = collections.Counter()
 
@@ -74,6 +78,7 @@ class OlderEngine(Engine):
     def load_checkpoint(self, model_id: str, path: str, *, with_optimizer: bool) -> Payload:
         if self.num_requests[model_id]:
             raise EngineRequestError("LoadWeights is not permitted after other requests")
+        self.take_back(CheckpointPath.parse(path))
         return super().load_checkpoint(model_id, path, with_optimizer=with_optimizer)
 
     def save_checkpoint(
@@ -83,7 +88,19 @@ class OlderEngine(Engine):
         answer = super().save_checkpoint(model_id, kind, name, options)
         if kind == "sampler_weights":
             return {"path": f"tinker://{model_id}/{name}"}
+        path = CheckpointPath(model_id, kind, name or "")
+        if self.states_folder:
+            shutil.copytree(self.store.find_folder(path), self.find_state(path))
         return answer
+
+    def find_state(self, path: CheckpointPath) -> Path:
+        assert self.states_folder is not None
+        return self.states_folder / path.run / f"{path.name}.tar.gz"
+
+    def take_back(self, path: CheckpointPath) -> None:
+        """Use the state that lies in the folder, which may have been replaced."""
+        if self.states_folder and path.kind == "weights":
+            shutil.copytree(self.find_state(path), self.store.find_folder(path), dirs_exist_ok=True)
 
     def load_sampler(self, base_model: str | None, model_path: str | None) -> Any:
         """Sampling loads what was saved over the weights in training."""
@@ -164,12 +181,26 @@ def add_archive_route(served: FastAPI, engine: OlderEngine) -> None:
         return Response(buffer.getvalue(), media_type="application/octet-stream")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
+def parse_options() -> argparse.Namespace:
+    """Read our own options, or those of SkyRL's server."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--model", "--base-model", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--store", type=Path, required=True)
-    args = parser.parse_args()
+    parser.add_argument("--store", type=Path, default=Path("/dev/null"))
+    parser.add_argument("--checkpoints-base", type=Path)
+    parser.add_argument("--with-daemon", action="store_true")
+    args, _ = parser.parse_known_args()
+    if args.checkpoints_base:
+        args.store = args.checkpoints_base.parent / "own"
+    return args
+
+
+def main() -> None:
+    args = parse_options()
+    if args.with_daemon:
+        # As Ray's daemons: they are no children of the server when it is gone.
+        subprocess.Popen(["sleep", "8888"], start_new_session=True)
+    os.environ.setdefault("LACHESIS_ENGINE_TOKEN", "")
     app.check_sdk_version = lambda version: None
     model_thread.encode_sample_response = encode_without_first
     dispatcher.RequestDispatcher.submit_sample = submit_without_ids(
@@ -179,7 +210,7 @@ def main() -> None:
         json_messages.SampleBody.to_sample_request
     )
     with serving.bind_listener("127.0.0.1", args.port) as listener:
-        engine = OlderEngine(args.model, args.store)
+        engine = OlderEngine(args.model, args.store, args.checkpoints_base)
         create = app.create_app
 
         def create_app(engine: OlderEngine, token: str) -> FastAPI:

@@ -1,0 +1,111 @@
+"""An engine of others behind the bridge, and memory that does not suffice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lachesis.orchestration.launch_inputs import LaunchRequest
+from tests.faults.world import EDITS, INTERVAL, Run, World
+from tests.served import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
+Row = Callable[..., None]
+# Stands for the `uv run -m skyrl.tinker.api` of SkyRL's environment; see older_engine.py.
+UV = """#!/bin/sh
+cd {root} && exec {python} -m tests.bridge.older_engine --with-daemon "$@"
+"""
+# What Python imports first; every pass over more than a datum fails while the file is there.
+OUT_OF_MEMORY = """
+import os, sys
+if "lachesis.engine" in sys.orig_argv:
+    import torch
+    from lachesis.engine.training import TrainingModel
+    own = TrainingModel._run_pass
+    def run_pass(self, data, *values):
+        if len(data) > 1 and os.path.exists({flag!r}):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return own(self, data, *values)
+    TrainingModel._run_pass = run_pass
+"""
+
+
+@pytest.fixture(scope="module")
+def backend_world(world: World) -> Iterator[World]:
+    """A world with an environment of SkyRL, in which a stand-in is started."""
+    folder = world.home / "backends" / "skyrl" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    uv = folder / "uv"
+    uv.write_text(UV.format(root=ROOT, python=sys.executable))
+    uv.chmod(0o755)
+    yield world
+    world.end_all_runs()
+
+
+def start(world: World) -> Run:
+    values = tuple({**EDITS, "backend": "skyrl"}.items())
+    request = LaunchRequest(
+        "steady", "custom", values, world.model, seed=0, by_owner=True, without_validation=True
+    )
+    return Run(world, world.service.start(request).run_id)
+
+
+@pytest.mark.parametrize("part", ["engine", "backend"], ids=["bridge", "engine behind it"])
+def test_bridge_or_engine_is_killed(backend_world: World, part: str, row: Row) -> None:
+    """The daemons that the engine has started, as Ray's, end with the run."""
+    run = start(backend_world)
+    run.reach("running", part)
+    made = run.steps()[-1]
+    daemons = [pid for pid, text in backend_world.processes().items() if "sleep 8888" in text]
+    assert len(daemons) == 1
+    backend_world.strike(run.pid(part), signal.SIGKILL)
+    record = run.ended()
+    assert record.status == "failed"
+    assert f"{part} was killed by signal 9" in (record.error or "")
+    assert record.failed_service == part
+    assert not os.path.exists(f"/proc/{daemons[0]}")
+    assert run.kept() > made - INTERVAL - 1
+    run.resume()
+    seen = f"failed: {part} was killed by signal 9; no daemon left; resumed"
+    row(
+        fault=f"{'bridge' if part == 'engine' else 'engine behind the bridge'} KILL, with daemons",
+        phase="running",
+        expected="failed",
+        seen=seen,
+        kept=run.kept(),
+    )
+    assert run.stop().status == "stopped"
+
+
+def test_memory_does_not_suffice_for_a_pass(world: World, tmp_path: Path, row: Row) -> None:
+    flag = tmp_path / "out of memory"
+    (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY.format(flag=str(flag)))
+    world.stop_serving()
+    world.serve(PYTHONPATH=str(tmp_path))
+    try:
+        run = world.start()
+        run.reach("running")
+        attempt = run.record.attempt
+        flag.touch()
+        run.advances()
+        log = run.dir.get_log_file("engine").read_text()
+        assert "tokens ran out of memory: CUDA out of memory" in log
+        flag.unlink()
+        run.advances()
+        assert run.record.attempt == attempt
+        row(
+            fault="out of memory in a pass",
+            phase="running",
+            expected="trains on",
+            seen="trains on by smaller passes",
+            kept=run.kept(),
+        )
+    finally:
+        world.end_all_runs()
+        world.stop_serving()
