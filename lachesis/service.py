@@ -10,20 +10,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import ConfigError, FieldValueError, MissingKeyError, shorten
+from lachesis.base.errors import ConfigError, FieldValueError, shorten
 from lachesis.base.files import read_last_lines, write_private
 from lachesis.base.json_text import Json
 from lachesis.catalog import describe as discovery
 from lachesis.catalog.scan import ScanResult, scan_environments
 from lachesis.config import mixture
-from lachesis.config.backends import check_backend
 from lachesis.config.edits import TOP_SECTION, ConfigField, describe_field, get_editable_values
-from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.config.template_kwargs import check_template_settings
 from lachesis.monitor.judgement import refresh_health, refresh_newest_health
-from lachesis.orchestration import launch_inputs, model_list, refresh, server, submit
+from lachesis.orchestration import launch_inputs, model_list, refresh, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.orchestration.launch_places import resolve_at_place
 from lachesis.orchestration.new_run import create_run
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import (
@@ -33,7 +32,6 @@ from lachesis.orchestration.resolved_launch import (
     create_inference_test,
     preview_launch,
     read_launch_fields,
-    resolve_launch,
     resolve_test,
 )
 from lachesis.orchestration.resuming import resume_ended_run
@@ -135,17 +133,7 @@ class LachesisService:
         Raises:
             LachesisError: The launch cannot start with these values.
         """
-        try:
-            check_profile(request.profile, server.read_key_names())
-        except MissingKeyError:
-            # With a back end no key is needed.
-            launch = resolve_launch(request, self.store, self.schema_timeout_s)
-            if not launch.config.tinker.backend:
-                raise
-        else:
-            launch = resolve_launch(request, self.store, self.schema_timeout_s)
-        check_backend(launch.config.tinker.backend)
-        return launch
+        return resolve_at_place(request, self.store, self.schema_timeout_s)
 
     def check(self, request: LaunchRequest) -> ResolvedLaunch:
         """Resolve a launch and check everything that a start needs, without making anything.

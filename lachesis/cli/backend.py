@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.errors import ConfigError
+from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.base.keys import read_key
+from lachesis.base.timestamps import now_iso
 from lachesis.base.tinker_http import get_base_url, request_tinker
 from lachesis.cli import console
 from lachesis.cli.backend_install import handle_backend_install
 from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_pairs_table
+from lachesis.config.backends import get_check_file
 from lachesis.config.profiles import adopt_profile_keys
 
 COLORS = {"as Tinker": "green", "differs": "red", "fails": "red", "not determined": "yellow"}
@@ -34,7 +38,12 @@ def _check(args: argparse.Namespace) -> int:
         os.environ["TINKER_BASE_URL"] = args.target
     adopt_profile_keys("tinker")
     model = _choose_model(args.model)
-    answer = {"url": get_base_url(), "model": model, **_run_probes(args, model)}
+    found = {"checked_at": now_iso(), **_run_probes(args, model)}
+    answer = {"url": get_base_url(), "model": model, **found}
+    file = get_check_file(get_base_url())
+    with storage_errors(file):
+        make_private_folder(file.parent)
+        write_private(file, json.dumps(answer, indent=2))
     print_answer(args, answer, _render(answer))
     return int(answer["verdict"].startswith("does not fit"))
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -133,6 +134,7 @@ def _list_machine() -> list[DoctorCheck]:
             versions.append(f"{name} {importlib.metadata.version(name)}")
     return [
         DoctorCheck("processor", True, f"{os.cpu_count()} cores, {gpus}"),
+        *_list_cards(),
         DoctorCheck(
             "memory",
             memory.available > MIN_MEMORY_BYTES,
@@ -142,6 +144,29 @@ def _list_machine() -> list[DoctorCheck]:
         ),
         DoctorCheck("versions", True, ", ".join(versions)),
     ]
+
+
+def _list_cards() -> list[DoctorCheck]:
+    """Return the memory of each card, as the driver's program tells it."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.free,memory.total"]
+    try:
+        result = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [_describe_card(line) for line in result.stdout.splitlines() if line.count(",") == 2]
+
+
+def _describe_card(line: str) -> DoctorCheck:
+    """Return the check of a card from a line of `nvidia-smi`, whose numbers are MiB."""
+    name, free_mib, total_mib = (part.strip() for part in line.split(","))
+    text = f"{name}, {float(free_mib) / 1024:.1f} of {float(total_mib) / 1024:.1f} GiB free"
+    return DoctorCheck("card", True, f"{text}; `lachesis model memory NAME` says what fits")
 
 
 def _check_port() -> DoctorCheck:

@@ -16,6 +16,7 @@ from rich.text import Text
 from lachesis.catalog import describe, requirements, scaffold
 from lachesis.cli import console, show_environments
 from lachesis.cli.console import print_answer
+from lachesis.cli.model_memory import handle_model_memory
 from lachesis.config.edits import parse_assignment
 from lachesis.runs import cleanup
 from lachesis.service import LachesisService, LaunchRequest
@@ -142,7 +143,9 @@ def _print_line(line: CheckResult) -> None:
 
 
 def handle_model(args: argparse.Namespace) -> int:
-    """Build a tiny model."""
+    """Build a tiny model, or forecast the memory of a model."""
+    if args.action == "memory":
+        return handle_model_memory(args)
     if not args.environments:
         with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)

@@ -6,6 +6,7 @@ that runs already. A bridge of this project stands between the trainer and such 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError, shorten
+from lachesis.base.json_text import Json
 
 # Losses that no engine behind the bridge has.
 MISSING_LOSSES = ("gspo", "dro")
@@ -107,6 +109,40 @@ def find_ignored_fields(backend: str, values: Mapping[str, Any]) -> list[str]:
             "has; allowed: importance_sampling, ppo, cispo"
         )
     return problems
+
+
+def get_check_file(url: str) -> Path:
+    """Return the file in which `lachesis backend check` keeps what it has found about a server."""
+    return paths.home() / "backends" / "checks" / f"{paths.to_safe_name(url)}.json"
+
+
+def read_check(url: str) -> Json | None:
+    """Return what the newest check of a server has found; None if there was none."""
+    try:
+        content = json.loads(get_check_file(url).read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def find_check_problem(url: str, grad_clip_norm: float) -> str | None:
+    """Return why a run should not train on a server that was checked, or None."""
+    check = read_check(url)
+    if check is None:
+        return None
+    verdict = str(check.get("verdict"))
+    if verdict.startswith("does not fit"):
+        return (
+            f"the server at {url} was checked at {check.get('checked_at')}, and {verdict}; "
+            f"`lachesis backend check {url}` checks it again, and over the bridge "
+            f"(tinker.backend={url}) it may fit"
+        )
+    if grad_clip_norm and "clipping" in verdict:
+        return (
+            f"tinker.grad_clip_norm is {grad_clip_norm:g}, which the server at {url} ignores as "
+            "its check has found; allowed: 0"
+        )
+    return None
 
 
 def find_uv(backend: Backend) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from lachesis.base.errors import MissingDependencyError, UnsupportedModelError
 from lachesis.engine.device_memory import GIB, choose_device, describe_device, measure_free_bytes
-from lachesis.engine.memory_forecast import measure_model_sizes
+from lachesis.engine.memory_forecast import ModelSizes, measure_model_sizes
 from lachesis.engine.memory_plan import (
     MemoryPlan,
     ModelUse,
@@ -91,12 +91,7 @@ class LoadSettings:
         """
         if self.device.type == "cpu" and self.memory_limit_bytes is None:
             return MemoryPlan()
-        sizes = measure_model_sizes(config, rank=self.rank, dtype=self.dtype, bits=self.bits)
-        name = source.rstrip("/").rsplit("/", 1)[-1]
-        precision = str(self.dtype).removeprefix("torch.")
-        if self.bits:
-            precision = f"{self.bits}-bit weights"
-        use = ModelUse(name, precision, self.rank, self._limit_sequence_tokens(config))
+        sizes, use = self.measure(source, config)
         free_bytes = measure_free_bytes(self.device)
         if self.memory_limit_bytes is not None:
             free_bytes = min(free_bytes, self.memory_limit_bytes)
@@ -112,6 +107,15 @@ class LoadSettings:
             plan.cache_bytes / GIB,
         )
         return plan
+
+    def measure(self, source: str, config: PreTrainedConfig) -> tuple[ModelSizes, ModelUse]:
+        """Return what a model needs and is used for; it is not loaded."""
+        sizes = measure_model_sizes(config, rank=self.rank, dtype=self.dtype, bits=self.bits)
+        name = source.rstrip("/").rsplit("/", 1)[-1]
+        precision = str(self.dtype).removeprefix("torch.")
+        if self.bits:
+            precision = f"{self.bits}-bit weights"
+        return sizes, ModelUse(name, precision, self.rank, self._limit_sequence_tokens(config))
 
     def _limit_sequence_tokens(self, config: PreTrainedConfig) -> int:
         """Return the planned length, or the model's context where that is shorter."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
+from lachesis.base.files import write_private
+from lachesis.base.tinker_http import get_base_url
 from lachesis.config import mixture
+from lachesis.config.backends import get_check_file
 from lachesis.orchestration import agent_policy
 from lachesis.orchestration.confirmation import require_confirmation
+from lachesis.orchestration.launch_places import uses_checked_server
 from lachesis.orchestration.resolved_launch import ResolvedLaunch, make_run_record
 from lachesis.runs.provenance import write_provenance
 from lachesis.runs.run_record import RunRecord
@@ -46,6 +50,9 @@ def create_run(
                 stack.enter_context(agent_policy.hold_spending_lock(store.home))
                 agent_policy.restrict_run(launch.config, store)
             store.create(record, launch.config.to_yaml())
+        if uses_checked_server(launch.config):
+            check = get_check_file(get_base_url())
+            write_private(store.dir(run_id).backend_check, check.read_text())
         files = mixture.list_environment_files(launch.environment, launch.config)
         write_provenance(store.dir(run_id), files, launch.config)
     except BaseException:

@@ -23,6 +23,8 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.engine = self.path / "engine"
+        # What `lachesis backend check` had found about the run's server when the run began.
+        self.backend_check = self.path / "backend.json"
         # The files of a back end that was started for the run; it begins with an empty folder.
         self.backend = self.path / "backend"
         self.logs = self.path / "logs"

@@ -291,6 +291,40 @@ def ask_stop_tokens(session: BackendSession) -> ProbeResult:
     )
 
 
+def ask_end_tokens(session: BackendSession) -> ProbeResult:
+    """Look whether an answer ends at the model's own end token when no stop is named."""
+    base = session.sample_base()
+    end_ids = session.read_end_ids()
+    answers = session.sample(base, num_samples=32, max_tokens=128, stop=None)
+    reached = [answer for answer in answers if end_ids & set(answer.tokens)]
+    if not reached:
+        return ProbeResult("not determined", "no answer of 128 tokens has reached an end token")
+    ended = [answer for answer in reached if answer.tokens[-1] in end_ids]
+    return _judge(
+        len(ended) == len(reached),
+        f"{len(ended)} of {len(reached)} answers with an end token end there",
+        f"{len(reached) - len(ended)} of {len(reached)} answers go on after their end token",
+    )
+
+
+def ask_alpha(session: BackendSession) -> ProbeResult:
+    """Compare the first updates of adapters of two ranks, whose scale is alpha / rank.
+
+    Adam moves each element of B by the learning rate at first, whatever the gradient. The change
+    of a log-probability is then proportional to the scale and to the rank, so with one alpha for
+    all ranks it is nearly the same, and with alpha = 2 x rank it doubles with the rank.
+    """
+    small, large = (session.measure_first_change(rank) for rank in (4, 16))
+    if min(small, large) < 1e-4:
+        return ProbeResult("not determined", f"the updates changed {min(small, large):.1e} nats")
+    ratio = large / small
+    return _judge(
+        ratio < 2.0,
+        f"an update with four times the rank changes {ratio:.2f} times as much: one alpha",
+        f"an update with four times the rank changes {ratio:.2f} times as much: alpha grows",
+    )
+
+
 PROBES = (
     BackendProbe("base", "Can the base model be sampled?", True, ask_base),
     BackendProbe("fresh adapter", "Is a fresh adapter the base model?", True, ask_fresh_adapter),
@@ -306,11 +340,13 @@ PROBES = (
     BackendProbe("unpublished", "Are updates hidden until published?", True, ask_unpublished),
     BackendProbe("policy loss", "Is the loss of a batch a sum?", True, ask_policy_loss),
     BackendProbe("gradient", "Do equal datums add up?", True, ask_gradient_of_sums),
+    BackendProbe("alpha", "Is alpha the same at every rank?", False, ask_alpha),
     BackendProbe("checkpoint", "Does a saved state come back?", True, ask_checkpoint),
     BackendProbe("clipping", "Does grad_clip_norm clip?", False, ask_clipping),
     BackendProbe("seeds", "Do seeds fix the samples?", False, ask_seeds),
     BackendProbe("batches", "Is a text independent of others?", False, ask_batches),
     BackendProbe("stop tokens", "Does an answer end at its stop token?", True, ask_stop_tokens),
+    BackendProbe("end tokens", "Does an answer end by itself?", True, ask_end_tokens),
 )
 
 

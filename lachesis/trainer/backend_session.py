@@ -26,6 +26,8 @@ TEXT = list(range(5, 21))
 # A rate at which a few updates change log-probabilities by tenths of a nat.
 LEARNING_RATE = 5e-3
 NUM_UPDATES = 3
+# A rate at which the change is still proportional to it.
+FIRST_LEARNING_RATE = 3e-4
 
 
 @dataclass
@@ -36,11 +38,11 @@ class BackendSession:
     model: str
     training: tinker.TrainingClient | None = None
 
-    def make_adapter(self) -> tinker.TrainingClient:
+    def make_adapter(self, rank: int = RANK) -> tinker.TrainingClient:
         """Return the training client of a new adapter."""
         adapter: tinker.TrainingClient = wait_for_sdk(
             self.service_client.create_lora_training_client(
-                base_model=self.model, rank=RANK, seed=SEED
+                base_model=self.model, rank=rank, seed=SEED
             )
         )
         return adapter
@@ -91,6 +93,19 @@ class BackendSession:
             output = adapter.forward_backward([make_text_datum()], "cross_entropy").result()
             adapter.optim_step(parameters).result()
             check_loss_output(output, [len(TEXT) - 1])
+
+    def measure_first_change(self, rank: int) -> float:
+        """Return by how much the first update of a new adapter changes the text, in nats."""
+        adapter = self.make_adapter(rank)
+        before = self.compute_training_logprobs(adapter)
+        self.train(adapter, num_updates=1, learning_rate=FIRST_LEARNING_RATE)
+        after = self.compute_training_logprobs(adapter)
+        return float(np.abs(after - before).mean())
+
+    def read_end_ids(self) -> set[int]:
+        """Return the ids of the tokens that end an answer, from the tokenizer of the model."""
+        tokenizer: Any = self.get_adapter().get_tokenizer()
+        return {int(tokenizer.eos_token_id)}
 
     def sample(
         self, client: tinker.SamplingClient, *, num_samples: int = 1, **parameters: Any

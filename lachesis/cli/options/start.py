@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from lachesis.base.number_types import GROUP_SIZE, NUM_GROUPS, NUM_STEPS, PORT, SEED
+from lachesis.base.number_types import (
+    GROUP_SIZE,
+    LORA_RANK,
+    NUM_GROUPS,
+    NUM_STEPS,
+    NUM_TOKENS,
+    PORT,
+    SEED,
+)
 from lachesis.cli.options.common import (
     DEFAULT_PROFILE,
     ENVIRONMENT_HELP,
@@ -107,7 +115,7 @@ def add_environment_commands(add_command: AddCommand) -> None:
     _add_model(
         add_command(
             "model",
-            "Build a tiny model that learns on a laptop.",
+            "Build a tiny model that learns on a laptop, or forecast the memory of any model.",
             "lachesis model build --for arithmetic",
         )
     )
@@ -206,7 +214,36 @@ def _add_backend(command: argparse.ArgumentParser) -> None:
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("action", choices=["build"], help="make a model")
+    command.add_argument(
+        "action",
+        choices=["build", "memory"],
+        help="build: make a model; memory: forecast what a model needs",
+    )
+    command.add_argument("name", nargs="?", help="memory: the model, a folder or a Hub name")
+    command.add_argument(
+        "--rank", type=LORA_RANK, default=32, help="memory: rank of its adapter (default: 32)"
+    )
+    command.add_argument(
+        "--tokens",
+        type=NUM_TOKENS,
+        default=4096,
+        help="memory: length of the longest sequence (default: 4096)",
+    )
+    command.add_argument(
+        "--precision",
+        choices=["auto", "float32", "bfloat16"],
+        default="auto",
+        help="memory: type of its weights (default: auto)",
+    )
+    command.add_argument(
+        "--base-weights",
+        choices=["full", "8bit", "4bit"],
+        default="full",
+        help="memory: whether they are stored in fewer bits (default: full)",
+    )
+    command.add_argument(
+        "--gib", type=float, help="memory: that of a card that is not here (default: what is free)"
+    )
     for_help = "environment whose examples to pretrain on, instead of sums; may be repeated"
     command.add_argument(
         "--for",

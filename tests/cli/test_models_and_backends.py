@@ -1,0 +1,46 @@
+"""`lachesis model memory`, and `lachesis backend install` where it must refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lachesis.cli.main import main
+
+
+def test_the_memory_of_a_model_is_forecast(
+    random_model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model", "memory", random_model, "--rank", "8", "--tokens", "128", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fits"] is True
+    assert 0 < answer["needed_gib"] < answer["free_gib"]
+    assert answer["use"].endswith("float32, rank 8, 128 tokens a sequence")
+    # A card that is too small: the command fails, and says what would fit.
+    assert main(["model", "memory", random_model, "--gib", "0.001"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of 0.0 GiB on a card; " in shown
+
+
+def test_a_model_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "memory"]) == 1
+    assert "a model is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["install", "tuft"], "there is no back end tuft to install; allowed: skyrl. TuFT and"),
+        (["install"], "there is no back end without a name to install"),
+        (
+            ["install", "skyrl", "--python", "/bin/false"],
+            "skyrl needs Python 3.12 or newer, and /bin/false; name another one with --python",
+        ),
+    ],
+)
+def test_what_cannot_be_installed_is_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["backend", *words]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
