@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +25,7 @@ from lachesis.bridge.upstream import UpstreamClient
 from lachesis.bridge.worker import BridgedSampler, BridgeWorker, SamplingWeights
 from lachesis.engine.checkpoint_store import CheckpointPath, CheckpointStore
 from lachesis.engine.futures import Payload
+from lachesis.engine.interface import Metadata
 from lachesis.engine.json_messages import describe_adapter, describe_base_model
 from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.protobuf_messages import (
@@ -145,7 +147,12 @@ class BridgeEngine:
     # --- training
 
     def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: object
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        spec: LoraSpec,
+        metadata: Metadata,
     ) -> Payload:
         """Create an adapter on the base model for training."""
         self._require_model(base_model)
@@ -164,7 +171,7 @@ class BridgeEngine:
         path: str,
         *,
         with_optimizer: bool,
-        metadata: object,
+        metadata: Metadata,
     ) -> Payload:
         """Create a model with the weights of a checkpoint."""
         spec, upstream_id = self.states.load(
@@ -178,7 +185,7 @@ class BridgeEngine:
         model_seq_id: int,
         upstream_id: str,
         spec: LoraSpec,
-        metadata: Any,
+        metadata: Metadata,
     ) -> Payload:
         session = self.sessions.get(session_id)
         if session is None:
@@ -303,6 +310,13 @@ class BridgeEngine:
             self._require_model(base_model or "")
             return SamplingWeights(self.upstream.create_sampler(base_model=self.model.name))
         return self.states.load_for_sampling(CheckpointPath.parse(model_path))
+
+    def prepare_sampler(
+        self, base_model: str | None, model_path: str | None
+    ) -> Callable[[str, int], str]:
+        """Prepare weights for sampling, on any thread, and return what registers them."""
+        loaded = self.load_sampler(base_model, model_path)
+        return lambda session_id, seq_id: self.add_sampler(session_id, seq_id, loaded, model_path)
 
     def add_sampler(
         self,

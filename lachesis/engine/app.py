@@ -258,14 +258,9 @@ def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
     async def create_sampling_session(body: CreateSamplerBody) -> dict[str, Any]:
         _require_session(engine, body.session_id)
         # Another thread reads the files; only the worker changes the engine's state.
-        loaded = await asyncio.to_thread(engine.load_sampler, body.base_model, body.model_path)
+        register = await asyncio.to_thread(engine.prepare_sampler, body.base_model, body.model_path)
         registration = dispatcher.call_soon(
-            lambda: engine.add_sampler(
-                body.session_id,
-                body.sampling_session_seq_id,
-                loaded,
-                body.model_path,
-            )
+            lambda: register(body.session_id, body.sampling_session_seq_id)
         )
         return {"sampling_session_id": await registration}
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,15 @@ from lachesis.base.errors import EngineRequestError
 from lachesis.engine import lora, protobuf_messages, weights
 from lachesis.engine.checkpoint_store import CheckpointPath
 from lachesis.engine.futures import Payload
-from lachesis.engine.json_messages import ModelLimits, describe_adapter, describe_base_model
+from lachesis.engine.interface import Metadata
+from lachesis.engine.json_messages import describe_adapter, describe_base_model
 from lachesis.engine.load_settings import LoadSettings
 from lachesis.engine.lora import LoraAdapter
 from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.model_thread import ModelThread
 from lachesis.engine.sampler import Sampler
+from lachesis.engine.sessions import EngineSession, SamplerEntry, ServedModel
 from lachesis.engine.training import TrainingModel
 
 # A file of this name in the store makes updates change nothing; tests of the monitor use it.
@@ -34,46 +35,6 @@ FREEZE_FILE_NAME = "freeze-weights"
 MAX_SNAPSHOTS_PER_SESSION = 16
 # A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed.
 SESSION_EXPIRY_S = 900.0
-
-
-@dataclass
-class EngineSession:
-    """Hold the state of one client process."""
-
-    session_id: str
-    metadata: dict[str, str]
-    last_seen: float = field(default_factory=time.monotonic)
-    model_ids: list[str] = field(default_factory=list)
-    sampler_ids: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """Hold a base model and the sampler that uses it."""
-
-    base: BaseLanguageModel
-    sampler: Sampler
-
-
-@dataclass
-class SamplerEntry:
-    """Hold frozen weights for sampling; a `snapshot` of None means the base model."""
-
-    sampler_id: str
-    served_model: ServedModel
-    snapshot: LoraAdapter | None
-    model_path: str | None
-    last_used: float = field(default_factory=time.monotonic)
-
-    @property
-    def model_name(self) -> str:
-        """Return the name of the base model."""
-        return self.served_model.base.source
-
-    @property
-    def limits(self) -> ModelLimits:
-        """Return what requests are checked against."""
-        return self.served_model.base
 
 
 class Engine:
@@ -175,7 +136,12 @@ class Engine:
     # --- training
 
     def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: object
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        spec: LoraSpec,
+        metadata: Metadata,
     ) -> Payload:
         """Create an adapter on a base model for training."""
         base = self._get_served_model(base_model).base
@@ -187,7 +153,7 @@ class Engine:
         model_seq_id: int,
         base: BaseLanguageModel,
         spec: LoraSpec,
-        metadata: Any,
+        metadata: Metadata,
     ) -> str:
         model_id = f"{session_id}:train:{model_seq_id}"
         # If the response was lost, the client repeats the request for an existing model.
@@ -301,7 +267,7 @@ class Engine:
         path: str,
         *,
         with_optimizer: bool,
-        metadata: object,
+        metadata: Metadata,
     ) -> Payload:
         """Create a model with the weights of a checkpoint."""
         _, _, checkpoint_record = self.store.load(CheckpointPath.parse(path))
@@ -340,6 +306,13 @@ class Engine:
         factors = lora.from_tensors(tensors, base.device, base.module.dtype)
         base.lora_layers.check_factors(factors, model_path)
         return served_model, LoraAdapter(factors, LoraSpec(**checkpoint_record["lora"]).scale)
+
+    def prepare_sampler(
+        self, base_model: str | None, model_path: str | None
+    ) -> Callable[[str, int], str]:
+        """Prepare weights for sampling, on any thread, and return what registers them."""
+        loaded = self.load_sampler(base_model, model_path)
+        return lambda session_id, seq_id: self.add_sampler(session_id, seq_id, loaded, model_path)
 
     def add_sampler(
         self,

@@ -16,6 +16,8 @@ from lachesis.engine.sample_messages import SampleRequest
 
 OperationCall = Callable[[], Payload | Generator[None, None, Payload]]
 Result = TypeVar("Result")
+# What a client tells about itself or about a model.
+Metadata = Mapping[str, object] | None
 
 
 class ServedSession(Protocol):
@@ -119,7 +121,12 @@ class TinkerEngine(Protocol):
         """Free the memory of a session; its checkpoints stay."""
 
     def create_model(
-        self, session_id: str, model_seq_id: int, base_model: str, spec: LoraSpec, metadata: object
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        spec: LoraSpec,
+        metadata: Metadata,
     ) -> Payload:
         """Create an adapter on a base model for training."""
 
@@ -130,7 +137,7 @@ class TinkerEngine(Protocol):
         path: str,
         *,
         with_optimizer: bool,
-        metadata: object,
+        metadata: Metadata,
     ) -> Payload:
         """Create a model with the weights of a checkpoint."""
 
@@ -156,8 +163,11 @@ class TinkerEngine(Protocol):
     def create_snapshot_sampler(self, model_id: str, sampling_seq_id: int) -> Payload:
         """Make a sampler from the current weights of a model."""
 
-    def load_sampler(self, base_model: str | None, model_path: str | None) -> Any:
-        """Prepare weights for sampling, on any thread, and return them for `add_sampler`."""
+    def prepare_sampler(
+        self, base_model: str | None, model_path: str | None
+    ) -> Callable[[str, int], str]:
+        """Prepare weights for sampling, on any thread.
 
-    def add_sampler(self, session_id: str, seq_id: int, loaded: Any, model_path: str | None) -> str:
-        """Register prepared weights for sampling and return the id of the sampler."""
+        Returns:
+            What registers them for a session and a sequence id, and returns the sampler's id.
+        """

@@ -1,0 +1,51 @@
+"""Hold what the clients of the embedded engine have opened."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from lachesis.engine.json_messages import ModelLimits
+from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.sampler import Sampler
+
+
+@dataclass
+class EngineSession:
+    """Hold the state of one client process."""
+
+    session_id: str
+    metadata: dict[str, str]
+    last_seen: float = field(default_factory=time.monotonic)
+    model_ids: list[str] = field(default_factory=list)
+    sampler_ids: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Hold a base model and the sampler that uses it."""
+
+    base: BaseLanguageModel
+    sampler: Sampler
+
+
+@dataclass
+class SamplerEntry:
+    """Hold frozen weights for sampling; a `snapshot` of None means the base model."""
+
+    sampler_id: str
+    served_model: ServedModel
+    snapshot: LoraAdapter | None
+    model_path: str | None
+    last_used: float = field(default_factory=time.monotonic)
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the base model."""
+        return self.served_model.base.source
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Return what requests are checked against."""
+        return self.served_model.base
