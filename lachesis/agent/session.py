@@ -20,6 +20,7 @@ from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
 from lachesis.base.keys import describe_places
 from lachesis.base.typed_values import read_env_number
+from lachesis.config.backends import BACKEND_FIELDS
 from lachesis.config.profiles import list_missing_keys
 from lachesis.orchestration import server, submit
 from lachesis.orchestration.launch_inputs import describe_default_model
@@ -98,8 +99,11 @@ class AgentSession:
         """
         draft = self.require_draft(self.session_file.read())
         launch_description = self.service.describe(make_launch_request(draft))
-        editable_fields = [field for field in launch_description["fields"] if not field["locked"]]
-        locked_fields = [field for field in launch_description["fields"] if field["locked"]]
+        # Fields of another profile would only have to be read.
+        others = () if draft.profile == "custom" else BACKEND_FIELDS
+        fields = [field for field in launch_description["fields"] if field["name"] not in others]
+        editable_fields = [field for field in fields if not field["locked"]]
+        locked_fields = [field for field in fields if field["locked"]]
         return schemas.CurrentConfig(
             environment=draft.environment,
             profile=draft.profile,

@@ -122,9 +122,9 @@ def _serve(
     service = LachesisService()
     record = service.store.load(args.run)
     run_dir = service.store.dir(record.run_id)
+    manifest = select_checkpoint(run_dir, args.checkpoint)
     backend = RunConfig.from_yaml(run_dir.config).tinker.backend
     adopt_profile_keys(record.profile, backend=backend)
-    manifest = select_checkpoint(run_dir, args.checkpoint)
     if not args.json:
         what = f"step {manifest.step}" if manifest else "the base model"
         console.print_note(f"loading {what} of run {record.run_id} (some seconds)")

@@ -17,6 +17,8 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError, shorten
 from lachesis.base.json_text import Json
 
+# Fields of the section `tinker` that only profile custom has a use for.
+BACKEND_FIELDS = ("backend", "backend_config", "backend_usd_per_hour")
 # Losses that no engine behind the bridge has.
 MISSING_LOSSES = ("gspo", "dro")
 

@@ -136,14 +136,11 @@ class TinkerSection(Section):
     and float32 elsewhere.
     """
     backend: Annotated[str, COST] = ""
-    """Engine of others that profile custom trains on over the bridge: skyrl, which is started for
-    the run, or the address of one that runs; empty if TINKER_BASE_URL names the server itself.
-    """
+    """Engine of others that profile custom trains on: skyrl, or the address of one that runs."""
     backend_config: Annotated[dict[str, Any], COST] = Field({})
-    """Settings of a back end that is started, in its own words."""
+    """Settings of a back end, in its own words."""
     backend_usd_per_hour: float | None = Field(None, ge=0, le=1e6)
-    """What the machines of the back end cost in US dollars per hour; it makes the cost of the run.
-    """
+    """Price of the back end's machines."""
     base_weights: Literal["full", "8bit", "4bit"] = "full"
     """Whether the embedded engine stores the model's linear layers in fewer bits; that needs
     bitsandbytes.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from tests.backends.conftest import (
     serve,
     start_ray,
 )
+from tests.patience import deadline
+from tests.served import processes_under
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(3000)]
 NUM_STEPS, STOPPED_AT = 100, 12
@@ -116,3 +121,25 @@ def test_a_run_on_two_hosts(make_place: Callable[..., Place], skyrl: Path, tmp_p
             assert all(workers)
             place.wait(run.run_id, lambda record: record.status == "completed", TRAINING_S)
             check_whole_life(place, tmp_path, backend_config=config)
+
+
+def test_ray_that_the_engine_has_started_is_ended(make_place: Callable[..., Place]) -> None:
+    """Its daemons outlive a server that is killed; the end of the run takes them along."""
+    with serve(make_place()) as place:
+        settings = {"use_ray": True, "num_processes": 1, "ray_actor_options": {"num_cpus": 1}}
+        run = start(place, "--model", "tiny", backend_config=json.dumps(settings))
+        place.wait(run.run_id, lambda record: record.status == "running", START_S)
+        commands = processes_under(place.home).values()
+        daemons = [command for command in commands if "raylet" in command or "gcs" in command]
+        print(len(daemons), "of Ray's daemons")
+        assert daemons
+        pid = place.load(run.run_id).services["backend"].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until = deadline(60)
+        while not place.load(run.run_id).has_ended:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert "backend was killed by signal 9" in (place.load(run.run_id).error or "")
+        left = processes_under(RunStore(place.home).dir(run.run_id).path)
+        assert left == {}, left
