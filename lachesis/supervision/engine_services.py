@@ -205,6 +205,8 @@ def _make_backend_env(backend: Backend, config: RunConfig) -> dict[str, str]:
         for name, value in select_env_by_prefix(prefix).items()
     }
     return {
+        # Without an address Ray would look for daemons that somebody else may have left behind.
+        "RAY_ADDRESS": "local",
         **passed,
         **make_model_hub_env(config, weights=True),
         "VIRTUAL_ENV": str(backend.folder),

@@ -225,3 +225,5 @@ def start_ray(skyrl: Path, tmp_path: Path) -> Iterator[None]:
         for process in reversed(processes):
             process.terminate()
             process.wait(60)
+        # Ray notes the newest cluster of the machine for whoever names none.
+        Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)

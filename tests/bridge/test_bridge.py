@@ -212,8 +212,8 @@ def test_a_loss_that_the_engine_lacks_is_refused(bridge: Bridge) -> None:
         adapter.forward_backward(make_rollouts(1), "ppo").result()
 
 
-def test_a_dead_engine_is_named(start_bridge: Callable[..., Bridge], random_model: str) -> None:
-    bridge = start_bridge(random_model)
+def test_a_dead_engine_is_named(bridge: Bridge) -> None:
+    """The last test of this file, because the engine of all the others ends."""
     with opened(bridge.url) as client:
         adapter = make_adapter(client, bridge.model)
         end(bridge.upstream)
