@@ -154,3 +154,19 @@ def test_a_program_is_refused_too(started: list[str], random_model: str) -> None
     with pytest.raises(ConfirmationError, match="nobody has agreed to it"):
         LachesisService().start(launch)
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_asked"),
+    [
+        ({}, True),
+        ({"backend": "http://10.0.0.7:8000"}, True),
+        ({"tinker.backend": "skyrl"}, False),
+        ({"tinker.backend": "skyrl", "backend_usd_per_hour": 2.0}, True),
+        ({"backend": "skyrl", "tinker.backend_usd_per_hour": 2.0, "max_cost_usd": 5}, False),
+    ],
+)
+def test_an_engine_that_is_started_here_costs_nothing_unless_it_has_a_price(
+    fields: dict[str, object], is_asked: bool
+) -> None:
+    assert confirmation.needs_confirmation("custom", fields) is is_asked

@@ -91,3 +91,10 @@ def test_each_budget_has_its_words() -> None:
         )
         is None
     )
+
+
+def test_hours_of_a_back_end_have_a_price() -> None:
+    """They count where tokens have none, and where they cost more."""
+    priced = record().model_copy(update={"usd_per_hour": 4.0, "earlier_hours": 1.5})
+    assert compute_budget_usage(priced, {}).cost_usd == 6.0
+    assert compute_budget_usage(priced, {"cost/total": 7.5}).cost_usd == 7.5
