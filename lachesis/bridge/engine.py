@@ -330,6 +330,10 @@ class BridgeEngine:
         if session is None:
             raise EngineRequestError(f"the session {session_id} has ended")
         sampler_id = f"{session_id}:sample:{seq_id}"
+        if sampler_id in self.samplers:  # The client repeats a request whose answer was lost.
+            self._drop_sampler(sampler_id)
+        else:
+            session.sampler_ids.append(sampler_id)
         self.samplers[sampler_id] = BridgedSampler(
             sampler_id=sampler_id,
             limits=self.model,
@@ -337,7 +341,6 @@ class BridgeEngine:
             model_path=model_path,
             last_used=time.monotonic(),
         )
-        session.sampler_ids.append(sampler_id)
         self._drop_old_snapshots(session)
         return sampler_id
 
