@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lachesis.base.errors import ConfigError, LachesisError
+from lachesis.base.errors import ConfigError
 from lachesis.base.number_types import LORA_RANK, PORT
-from lachesis.engine.serving import bind_listener, read_token, serve_engine
+from lachesis.engine.serving import bind_listener, read_token, run_program, serve_engine
 
 if TYPE_CHECKING:
     from lachesis.bridge.engine import BridgeEngine
@@ -28,19 +28,10 @@ START_TIMEOUT_S = 600.0
 
 
 def main() -> int:
-    """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
+    """Serve until SIGTERM, and return the exit code."""
     args = _parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
-        serve(args)
-    except LachesisError as error:
-        # On one line, because the last line of the log is read as the cause.
-        print(" ".join(f"{error.code}: {error}".split()), file=sys.stderr)
-        return 1
-    return 0
+    return run_program(lambda: serve(args))
 
 
 def _parse_args() -> argparse.Namespace:

@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,35 +26,22 @@ from lachesis.bridge.worker import BridgedSampler, BridgeWorker, SamplingWeights
 from lachesis.engine.checkpoint_store import CheckpointPath, CheckpointStore
 from lachesis.engine.futures import Payload
 from lachesis.engine.interface import Metadata
-from lachesis.engine.json_messages import describe_adapter, describe_base_model
+from lachesis.engine.json_messages import (
+    ADAM_DEFAULTS,
+    describe_adapter,
+    describe_base_model,
+)
 from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.protobuf_messages import (
     ForwardBackwardRequest,
     decode_data,
     encode_forward_backward,
 )
+from lachesis.engine.sessions import EngineSession, SessionKeeper
 
 log = logging.getLogger(__name__)
 # Unnamed sampler weights of a session that stay; the least recently used ones are dropped first.
 MAX_SNAPSHOTS_PER_SESSION = 8
-SESSION_EXPIRY_S = 900.0
-ADAM_DEFAULTS = {
-    "learning_rate": 1e-4,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-12,
-    "weight_decay": 0.0,
-}
-
-
-@dataclass
-class BridgedSession:
-    """Hold the state of one client process."""
-
-    metadata: dict[str, str]
-    last_seen: float = field(default_factory=time.monotonic)
-    model_ids: list[str] = field(default_factory=list)
-    sampler_ids: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -66,7 +53,7 @@ class BridgedAdapter:
     ledger: GradientLedger
 
 
-class BridgeEngine:
+class BridgeEngine(SessionKeeper):
     """Hold the state behind the HTTP routes."""
 
     def __init__(
@@ -77,10 +64,10 @@ class BridgeEngine:
         states: AdapterStates,
         semantics: Semantics,
     ) -> None:
+        super().__init__()
         self.model, self.upstream, self.states = model, upstream, states
         self.semantics, self._worker_key = semantics, worker_key
         self.store: CheckpointStore = states.store
-        self.sessions: dict[str, BridgedSession] = {}
         self.adapters: dict[str, BridgedAdapter] = {}
         self.samplers: dict[str, BridgedSampler] = {}
 
@@ -104,26 +91,6 @@ class BridgeEngine:
 
     # --- sessions
 
-    def create_session(self, metadata: dict[str, Any] | None) -> str:
-        """Start a session and return its id."""
-        session_id = uuid.uuid4().hex[:12]
-        texts = {key: str(value) for key, value in (metadata or {}).items()}
-        self.sessions[session_id] = BridgedSession(texts)
-        return session_id
-
-    def record_heartbeat(self, session_id: str) -> bool:
-        """Note a heartbeat and return whether the session exists."""
-        session = self.sessions.get(session_id)
-        if session:
-            session.last_seen = time.monotonic()
-        return session is not None
-
-    def find_expired_sessions(self) -> list[str]:
-        """Return the ids of sessions whose last heartbeat is too old."""
-        horizon = time.monotonic() - SESSION_EXPIRY_S
-        sessions = list(self.sessions.items())
-        return [session_id for session_id, session in sessions if session.last_seen < horizon]
-
     def end_session(self, session_id: str) -> Payload:
         """Free the adapters of a session at the engine; its checkpoints stay."""
         session = self.sessions.pop(session_id, None)
@@ -138,9 +105,7 @@ class BridgeEngine:
         """Free the memory of one model of a session."""
         adapter = self._get_adapter(model_id)
         del self.adapters[model_id]
-        for session in list(self.sessions.values()):
-            if model_id in session.model_ids:
-                session.model_ids.remove(model_id)
+        self.remove_from_sessions(model_id)
         self.upstream.unload_model(adapter.upstream_id)
         return {"model_id": model_id}
 
@@ -230,18 +195,20 @@ class BridgeEngine:
     def optim_step(self, model_id: str, adam_params: dict[str, Any]) -> Payload:
         """Take an optimizer step with the gradients collected so far."""
         adapter = self._get_adapter(model_id)
-        given = {name: float(value) for name, value in adam_params.items() if value is not None}
-        clip = given.pop("grad_clip_norm", 0.0)
+        values = {name: float(value) for name, value in adam_params.items() if value is not None}
+        clip = values.get("grad_clip_norm", 0.0)
         if clip and not self.semantics.clips:
             raise EngineRequestError(
                 f"grad_clip_norm is {clip:g}, which the engine ignores; allowed: 0"
             )
-        unknown = sorted(set(given) - set(ADAM_DEFAULTS))
+        unknown = sorted(set(values) - set(ADAM_DEFAULTS))
         if unknown:
             raise EngineRequestError(
                 f"adam_params has {', '.join(unknown)}; allowed: {', '.join(ADAM_DEFAULTS)}"
             )
-        params = {**ADAM_DEFAULTS, **given, **({"grad_clip_norm": clip} if clip else {})}
+        params = {**ADAM_DEFAULTS, **values}
+        if not clip:  # An engine may not know the field.
+            del params["grad_clip_norm"]
         metrics = self.upstream.optim_step(adapter.upstream_id, params)
         adapter.ledger.clear()
         grad_norm = find_grad_norm(metrics)
@@ -344,7 +311,7 @@ class BridgeEngine:
         self._drop_old_snapshots(session)
         return sampler_id
 
-    def _drop_old_snapshots(self, session: BridgedSession) -> None:
+    def _drop_old_snapshots(self, session: EngineSession) -> None:
         """Free the adapters of unnamed weights that nobody has sampled for long."""
         unnamed = [
             sampler

@@ -85,8 +85,8 @@ class GradientLedger:
             return
         self.num_counted += sum(len(earlier.data) for earlier in self.passes) + len(new.data)
         self.passes.append(new)
-        for made in self.passes:
-            made.scale = float(self.num_counted)
+        for counted in self.passes:
+            counted.scale = float(self.num_counted)
 
     def clear(self) -> None:
         """Note that an update was made."""

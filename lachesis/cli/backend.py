@@ -38,8 +38,8 @@ def _check(args: argparse.Namespace) -> int:
         os.environ["TINKER_BASE_URL"] = args.target
     adopt_profile_keys("tinker")
     model = _choose_model(args.model)
-    found = {"checked_at": now_iso(), **_run_probes(args, model)}
-    answer = {"url": get_base_url(), "model": model, **found}
+    probe_results = {"checked_at": now_iso(), **_run_probes(args, model)}
+    answer = {"url": get_base_url(), "model": model, **probe_results}
     file = get_check_file(get_base_url())
     with storage_errors(file):
         make_private_folder(file.parent)

@@ -30,7 +30,7 @@ class Backend:
     name: str
     description: str
     packages: tuple[str, ...]
-    """What its own environment holds, from PyPI."""
+    """Packages of PyPI that its own environment holds."""
     min_python: tuple[int, int]
     ignored_fields: Mapping[str, object]
     """Fields of a run that it ignores, each with the value that is then allowed."""

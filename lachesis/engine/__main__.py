@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from lachesis.base import paths
 from lachesis.base.errors import (
-    LachesisError,
     MissingDependencyError,
 )
 from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
 from lachesis.base.transformers_internals import speed_up_transformers_import
-from lachesis.engine.serving import bind_listener, read_token, serve_engine
+from lachesis.engine.serving import bind_listener, read_token, run_program, serve_engine
 
 if TYPE_CHECKING:
     from lachesis.engine.engine import Engine
@@ -29,21 +28,12 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
+    """Serve until SIGTERM, and return the exit code."""
     args = _parse_args()
     speed_up_transformers_import()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     # Without this the log is full of the Hub client's retries.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
-    try:
-        serve(args)
-    except LachesisError as error:
-        # On one line, because the last line of the log is read as the cause.
-        print(" ".join(f"{error.code}: {error}".split()), file=sys.stderr)
-        return 1
-    return 0
+    return run_program(lambda: serve(args))
 
 
 def _parse_args() -> argparse.Namespace:

@@ -7,7 +7,6 @@ long is a generator, which lets other work run in between.
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
@@ -26,18 +25,17 @@ from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.model_thread import ModelThread
 from lachesis.engine.sampler import Sampler
-from lachesis.engine.sessions import EngineSession, SamplerEntry, ServedModel
+from lachesis.engine.served_models import SamplerEntry, ServedModel
+from lachesis.engine.sessions import SessionKeeper
 from lachesis.engine.training import TrainingModel
 
 # A file of this name in the store makes updates change nothing; tests of the monitor use it.
 FREEZE_FILE_NAME = "freeze-weights"
 # Maximum number of unnamed sampler weights per session; the least recently used are dropped first.
 MAX_SNAPSHOTS_PER_SESSION = 16
-# A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed.
-SESSION_EXPIRY_S = 900.0
 
 
-class Engine:
+class Engine(SessionKeeper):
     """Hold the state behind the HTTP routes."""
 
     def __init__(
@@ -64,13 +62,13 @@ class Engine:
             InsufficientMemoryError: A model does not fit into the memory of the device.
             UnsupportedModelError: A model cannot be served correctly.
         """
+        super().__init__()
         self.served_models: dict[str, ServedModel] = {}
         for name in dict.fromkeys([model, *extra_models]):
             base = BaseLanguageModel(name, settings)
             self.served_models[name] = ServedModel(base, Sampler(base, seed))
         self.default_model = self.served_models[model]
         self.store = weights.WeightsStore(store_root)
-        self.sessions: dict[str, EngineSession] = {}
         self.models: dict[str, TrainingModel] = {}
         self.samplers: dict[str, SamplerEntry] = {}
 
@@ -88,31 +86,6 @@ class Engine:
 
     # --- sessions
 
-    def create_session(self, metadata: dict[str, Any] | None) -> str:
-        """Start a session and return its id."""
-        session = EngineSession(
-            uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()}
-        )
-        self.sessions[session.session_id] = session
-        return session.session_id
-
-    def record_heartbeat(self, session_id: str) -> bool:
-        """Note a heartbeat and return whether the session exists."""
-        session = self.sessions.get(session_id)
-        if session:
-            session.last_seen = time.monotonic()
-        return session is not None
-
-    def find_expired_sessions(self) -> list[str]:
-        """Return the ids of sessions whose last heartbeat is too old."""
-        horizon = time.monotonic() - SESSION_EXPIRY_S
-        # A copy: the model thread ends sessions while this runs.
-        return [
-            session.session_id
-            for session in list(self.sessions.values())
-            if session.last_seen < horizon
-        ]
-
     def end_session(self, session_id: str) -> Payload:
         """Free the memory of a session; its checkpoints stay."""
         session = self.sessions.pop(session_id, None)
@@ -127,9 +100,7 @@ class Engine:
         """Free the memory of one model of a session."""
         self._get_model(model_id)
         del self.models[model_id]
-        for session in list(self.sessions.values()):
-            if model_id in session.model_ids:
-                session.model_ids.remove(model_id)
+        self.remove_from_sessions(model_id)
         self._clear_active_adapters()
         return {"model_id": model_id}
 

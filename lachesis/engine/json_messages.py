@@ -13,6 +13,15 @@ from lachesis.engine.protobuf_messages import parse_json_tensor
 from lachesis.engine.sample_messages import PromptLogprobsSpec, SampleRequest
 
 MIN_SDK_VERSION = (0, 27)
+# The settings of an optimizer step and their defaults.
+ADAM_DEFAULTS = {
+    "learning_rate": 1e-4,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-12,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+}
 
 
 class ModelLimits(Protocol):

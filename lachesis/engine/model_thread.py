@@ -26,7 +26,7 @@ from lachesis.engine.sampler import Sampler
 from lachesis.engine.sampling_job import SamplingJob
 
 if TYPE_CHECKING:
-    from lachesis.engine.sessions import SamplerEntry
+    from lachesis.engine.served_models import SamplerEntry
 
 log = logging.getLogger(__name__)
 OUT_OF_MEMORY = (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
-from lachesis.base.errors import MissingKeyError, PortInUseError
+from lachesis.base.errors import LachesisError, MissingKeyError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
 from lachesis.engine.interface import TinkerEngine
 
@@ -16,6 +18,20 @@ TOKEN_VARIABLE = "LACHESIS_ENGINE_TOKEN"
 MAX_BODY_BYTES = 600_000_000
 # How long open responses may delay the shutdown; a long poll would take half a minute.
 SHUTDOWN_TIMEOUT_S = 3
+
+
+def run_program(serve: Callable[[], None]) -> int:
+    """Serve until SIGTERM. On an error, print it as the last line of stderr and return 1."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        serve()
+    except LachesisError as error:
+        # On one line, because the last line of the log is read as the cause.
+        print(" ".join(f"{error.code}: {error}".split()), file=sys.stderr)
+        return 1
+    return 0
 
 
 def read_token() -> str:

@@ -1,14 +1,14 @@
-"""Hold what the clients of the embedded engine have opened."""
+"""Keep the sessions of clients, in the same way for every engine."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
-from lachesis.engine.json_messages import ModelLimits
-from lachesis.engine.lora import LoraAdapter
-from lachesis.engine.model import BaseLanguageModel
-from lachesis.engine.sampler import Sampler
+# A session without a heartbeat (every 10 s) for this long is ended, and its memory is freed.
+SESSION_EXPIRY_S = 900.0
 
 
 @dataclass
@@ -22,30 +22,39 @@ class EngineSession:
     sampler_ids: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """Hold a base model and the sampler that uses it."""
+class SessionKeeper:
+    """Start sessions, and find those whose clients are gone."""
 
-    base: BaseLanguageModel
-    sampler: Sampler
+    def __init__(self) -> None:
+        self.sessions: dict[str, EngineSession] = {}
 
+    def create_session(self, metadata: dict[str, Any] | None) -> str:
+        """Start a session and return its id."""
+        session = EngineSession(
+            uuid.uuid4().hex[:12], {key: str(value) for key, value in (metadata or {}).items()}
+        )
+        self.sessions[session.session_id] = session
+        return session.session_id
 
-@dataclass
-class SamplerEntry:
-    """Hold frozen weights for sampling; a `snapshot` of None means the base model."""
+    def record_heartbeat(self, session_id: str) -> bool:
+        """Note a heartbeat and return whether the session exists."""
+        session = self.sessions.get(session_id)
+        if session:
+            session.last_seen = time.monotonic()
+        return session is not None
 
-    sampler_id: str
-    served_model: ServedModel
-    snapshot: LoraAdapter | None
-    model_path: str | None
-    last_used: float = field(default_factory=time.monotonic)
+    def find_expired_sessions(self) -> list[str]:
+        """Return the ids of sessions whose last heartbeat is too old."""
+        horizon = time.monotonic() - SESSION_EXPIRY_S
+        # A copy: another thread ends sessions while this runs.
+        return [
+            session.session_id
+            for session in list(self.sessions.values())
+            if session.last_seen < horizon
+        ]
 
-    @property
-    def model_name(self) -> str:
-        """Return the name of the base model."""
-        return self.served_model.base.source
-
-    @property
-    def limits(self) -> ModelLimits:
-        """Return what requests are checked against."""
-        return self.served_model.base
+    def remove_from_sessions(self, model_id: str) -> None:
+        """Note that a model in training is gone."""
+        for session in list(self.sessions.values()):
+            if model_id in session.model_ids:
+                session.model_ids.remove(model_id)

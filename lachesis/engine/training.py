@@ -14,6 +14,7 @@ from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError, InsufficientMemoryError
 from lachesis.engine import lora, losses
 from lachesis.engine.device_memory import is_out_of_memory, release_cached_memory
+from lachesis.engine.json_messages import ADAM_DEFAULTS
 from lachesis.engine.logits import MAX_LOGITS_PER_PART, TargetLogprobs
 from lachesis.engine.lora import LoraAdapter
 from lachesis.engine.lora_spec import LoraSpec
@@ -23,15 +24,6 @@ from lachesis.engine.passes import check_datum, concatenate_inputs, group_into_p
 from lachesis.engine.protobuf_messages import DecodedDatum
 
 log = logging.getLogger(__name__)
-# The settings of an optimizer step and their defaults.
-ADAM_DEFAULTS = {
-    "learning_rate": 1e-4,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-12,
-    "weight_decay": 0.0,
-    "grad_clip_norm": 0.0,
-}
 
 ForwardBackwardResult = tuple[list[Array], dict[str, float]]
 

@@ -116,7 +116,7 @@ class RunRecord(BaseModel):
     earlier_hours: float = 0.0
     """Hours of all earlier attempts."""
     usd_per_hour: float | None = None
-    """What the machines of the run's back end cost in an hour; null if its tokens are priced."""
+    """Price of an hour of the back end's machines; null if its tokens are priced."""
     healthy_at: IsoTime | None = None
     ended_at: IsoTime | None = None
     began_monotonic_s: float | None = None

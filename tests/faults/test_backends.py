@@ -61,7 +61,7 @@ def test_bridge_or_engine_is_killed(backend_world: World, part: str, row: Row) -
     """The daemons that the engine has started, as Ray's, end with the run."""
     run = start(backend_world)
     run.reach("running", part)
-    made = run.steps()[-1]
+    step_before = run.steps()[-1]
     daemons = [pid for pid, text in backend_world.processes().items() if "sleep 8888" in text]
     assert len(daemons) == 1
     backend_world.strike(run.pid(part), signal.SIGKILL)
@@ -70,14 +70,14 @@ def test_bridge_or_engine_is_killed(backend_world: World, part: str, row: Row) -
     assert f"{part} was killed by signal 9" in (record.error or "")
     assert record.failed_service == part
     assert not os.path.exists(f"/proc/{daemons[0]}")
-    assert run.kept() > made - INTERVAL - 1
+    assert run.kept() > step_before - INTERVAL - 1
     run.resume()
-    seen = f"failed: {part} was killed by signal 9; no daemon left; resumed"
+    outcome = f"failed: {part} was killed by signal 9; no daemon left; resumed"
     row(
         fault=f"{'bridge' if part == 'engine' else 'engine behind the bridge'} KILL, with daemons",
         phase="running",
         expected="failed",
-        seen=seen,
+        seen=outcome,
         kept=run.kept(),
     )
     assert run.stop().status == "stopped"
