@@ -14,26 +14,44 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from lachesis.base.errors import MissingDependencyError
+from lachesis.base.errors import MissingDependencyError, ServerProtocolError
 from lachesis.base.keys import read_key
-from lachesis.base.tinker_http import request_tinker
+from lachesis.base.tinker_http import get_base_url, request_tinker
 
 if TYPE_CHECKING:
     import tinker
 
 
 async def call_sdk(client: object, name: str, *values: object, **options: object) -> Any:
-    """Return the result of an operation of an SDK's client, such as `sample`."""
+    """Return the result of an operation of an SDK's client, such as `sample`.
+
+    Raises:
+        ServerProtocolError: The SDK refuses the server's answer.
+        tinker.TinkerError: The operation has failed.
+    """
     twin = getattr(client, f"{name}_async", None)
     if twin is None or hasattr(twin, "__deprecated__"):
-        result = getattr(client, name)(*values, **options)
-    else:
+        twin = getattr(client, name)
+    with name_refused_answers():
         result = twin(*values, **options)
-    if inspect.isawaitable(result):
-        return await result
-    if isinstance(result, concurrent.futures.Future):
-        return await asyncio.wrap_future(result)
-    return result
+        if inspect.isawaitable(result):
+            return await result
+        if isinstance(result, concurrent.futures.Future):
+            return await asyncio.wrap_future(result)
+        return result
+
+
+@contextlib.contextmanager
+def name_refused_answers() -> Iterator[None]:
+    """Raise ServerProtocolError where the SDK's own check of an answer fails during the block."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ServerProtocolError(
+            f"the Tinker SDK refuses an answer of the server at {get_base_url()}: "
+            f"{error or 'it says no more'}. The server may be made for an older SDK; use a newer "
+            "version of it, or let `tinker.backend` put our bridge before it"
+        ) from error
 
 
 def wait_for_sdk(result: object) -> Any:

@@ -15,6 +15,7 @@ import tinker
 
 from lachesis.base.arrays import Array
 from lachesis.base.errors import LachesisError, shorten
+from lachesis.base.sdk_calls import name_refused_answers
 from lachesis.trainer.backend_session import (
     TEXT,
     BackendSession,
@@ -29,6 +30,8 @@ Outcome = Literal["as Tinker", "differs", "fails", "not determined"]
 MAX_NOISE = 0.05
 # Two values that must be the same ones may differ by this share of what training has changed.
 MAX_SHARE = 0.25
+# Below this many nats an update has changed too little to see where its effect is.
+MIN_EFFECT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class BackendProbe:
     def run(self, session: BackendSession) -> ProbeResult:
         """Return the answer; an error of the server is one too."""
         try:
-            return self.ask(session)
+            with name_refused_answers():
+                return self.ask(session)
         except (LachesisError, tinker.TinkerError, ValueError, KeyError, TypeError) as error:
             return ProbeResult("fails", shorten(f"{type(error).__name__}: {error}", 300))
 
@@ -63,6 +67,13 @@ def _judge(is_same: bool, same: str, different: str) -> ProbeResult:
     if is_same:
         return ProbeResult("as Tinker", same)
     return ProbeResult("differs", different)
+
+
+def _judge_unmoved(gap: float, effect: float, same: str, different: str) -> ProbeResult:
+    """Judge weights that must stay while an update changes others by `effect`, both in nats."""
+    if effect < MIN_EFFECT:
+        return ProbeResult("not determined", f"the update changed {effect:.1e} nats only")
+    return _judge(gap <= MAX_SHARE * effect, same, different)
 
 
 def _gap(first: Array, second: Array) -> float:
@@ -117,9 +128,10 @@ def ask_sampler_of_training(session: BackendSession) -> ProbeResult:
 def ask_base_beside_adapter(session: BackendSession) -> ProbeResult:
     """Ask the base model again after an adapter was trained and published."""
     adapter, base = session.get_adapter(), session.sample_base()
-    trained = session.compute_logprobs(session.publish(adapter))
-    effect = _gap(trained, session.compute_logprobs(base))
-    fresh = session.compute_logprobs(session.publish(session.make_adapter()))
+    # The trainer computes what is base, because whatever the sampler says may be the adapter's.
+    fresh = session.compute_training_logprobs(session.make_adapter())
+    effect = _gap(session.compute_training_logprobs(adapter), fresh)
+    session.compute_logprobs(session.publish(adapter))
     gap = _gap(session.compute_logprobs(base), fresh)
     if effect < MAX_NOISE:
         return ProbeResult("not determined", f"the adapter changes {effect:.1e} nats only")
@@ -138,8 +150,9 @@ def ask_snapshots(session: BackendSession) -> ProbeResult:
     session.train(adapter)
     effect = _gap(session.compute_logprobs(session.publish(adapter)), before)
     gap = _gap(session.compute_logprobs(old), before)
-    return _judge(
-        gap <= MAX_SHARE * effect,
+    return _judge_unmoved(
+        gap,
+        effect,
         f"the old client moved by {gap:.1e} nats, the weights by {effect:.2f}",
         f"the old client moved by {gap:.2f} nats, as the weights did ({effect:.2f})",
     )
@@ -155,8 +168,9 @@ def ask_old_client_and_training(session: BackendSession) -> ProbeResult:
     session.sample(old)
     after, effect = session.compute_training_logprobs(adapter), _gap(trained, before)
     gap = _gap(after, trained)
-    return _judge(
-        gap <= MAX_SHARE * effect,
+    return _judge_unmoved(
+        gap,
+        effect,
         f"the weights in training moved by {gap:.1e} nats",
         f"the weights in training moved back by {gap:.2f} nats: updates were lost",
     )
@@ -171,8 +185,9 @@ def ask_unpublished(session: BackendSession) -> ProbeResult:
     session.train(adapter)
     effect = _gap(session.compute_training_logprobs(adapter), trained_before)
     gap = _gap(session.compute_logprobs(client), before)
-    return _judge(
-        gap <= MAX_SHARE * effect,
+    return _judge_unmoved(
+        gap,
+        effect,
         f"the client moved by {gap:.1e} nats, the weights by {effect:.2f}",
         f"the client moved by {gap:.2f} nats without a publication",
     )

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 
+from lachesis.base.errors import ServerProtocolError
+from lachesis.base.sdk_calls import call_sdk
 from lachesis.cli.main import main
 from lachesis.trainer import backend_probes
 from lachesis.trainer.backend_probes import PROBES, ProbeResult, describe_verdict
 from lachesis.trainer.backend_session import open_backend_session
+from tests.bridge.conftest import start_server
 from tests.cloud.conftest import cloud, served_cloud  # noqa: F401
 from tests.cloud.running import ServedCloud
+from tests.conftest import TOKEN, end
+from tests.trainer.deviating_engine import DEVIATION_FILE
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+# What cannot be answered where updates change nothing, where passes have no sum of their losses,
+# and where no answer can be sampled.
+EFFECT_PROBES = {
+    "training", "base beside adapter", "snapshots", "old clients", "unpublished", "alpha",
+    "clipping",
+}  # fmt: skip
+TRAINING_PROBES = {*EFFECT_PROBES, "sampler", "policy loss", "checkpoint"}
+SAMPLING_PROBES = {
+    "base", "fresh adapter", "sampler", "base beside adapter", "snapshots", "old clients",
+    "unpublished", "seeds", "batches", "stop tokens", "end tokens",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -68,6 +88,74 @@ def test_a_server_that_differs_is_told_apart(
     findings = run_probes(MODEL, different | beside)
     assert list_different(findings) == different, findings
     assert describe_verdict(findings).startswith(verdict), findings
+
+
+@dataclass
+class DeviatingServer:
+    url: str
+    store: Path
+
+    def begin(self, deviation: str) -> None:
+        (self.store / DEVIATION_FILE).write_text(deviation)
+
+
+@pytest.fixture(scope="module")
+def deviating(
+    random_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DeviatingServer]:
+    """Our engine, which can be told what to do wrongly."""
+    store = tmp_path_factory.mktemp("deviating")
+    options = ("--model", random_model, "--store", str(store))
+    url, process = start_server("tests.trainer.deviating_engine", store / "engine.log", *options)
+    yield DeviatingServer(url, store)
+    end(process)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "different", "verdict"),
+    [
+        ("", set(), "fits"),
+        ("mean_losses", {"policy loss", "gradient"}, "does not fit: policy loss, gradient"),
+        ("no_loss_sum", TRAINING_PROBES, "does not fit: training"),
+        ("growing_alpha", {"alpha"}, "fits with limits: alpha"),
+        ("adapter_for_base", {"base beside adapter"}, "does not fit: base beside adapter"),
+        ("adapters_begin_elsewhere", {"fresh adapter"}, "does not fit: fresh adapter"),
+        ("updates_without_effect", EFFECT_PROBES, "does not fit: training"),
+        ("live_weights", {"snapshots", "unpublished"}, "does not fit: snapshots, unpublished"),
+        ("old_clients_overwrite", {"old clients"}, "does not fit: old clients"),
+        ("states_are_not_loaded", {"checkpoint"}, "does not fit: checkpoint"),
+        ("answers_without_end", {"end tokens"}, "does not fit: end tokens"),
+        ("no_sequence_ids", SAMPLING_PROBES, "does not fit: base"),
+    ],
+)
+def test_an_engine_that_differs_is_told_apart(
+    deviating: DeviatingServer,
+    random_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    deviation: str,
+    different: set[str],
+    verdict: str,
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", deviating.url)
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    deviating.begin(deviation)
+    findings = run_probes(random_model)
+    assert list_different(findings) == different, findings
+    assert describe_verdict(findings).startswith(verdict), findings
+
+
+def test_the_trainer_names_an_answer_that_the_sdk_refuses(
+    deviating: DeviatingServer, random_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", deviating.url)
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    deviating.begin("no_sequence_ids")
+    prompt, params = tinker.ModelInput.from_ints([5, 6]), tinker.SamplingParams(max_tokens=1)
+    with (
+        open_backend_session(random_model) as session,
+        pytest.raises(ServerProtocolError, match=r"refuses an answer .* sample_sequence_ids"),
+    ):
+        asyncio.run(call_sdk(session.sample_base(), "sample", prompt, 1, params))
 
 
 def test_the_command_prints_a_verdict(
