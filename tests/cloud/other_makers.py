@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.cloud.bill import parse_sample
-from tests.cloud.faults import Answer, Call, Fault, find_publication
+from tests.cloud.faults import Answer, Call, Fault, find_publication, redirect_sample
 
 if TYPE_CHECKING:
     from tests.cloud.proxy import RehearsalCloud
@@ -51,8 +51,7 @@ class LiveSamplers(Fault):
             self.publications.append(published)
         elif content.get("sampling_session_id") in self.publications[:-1]:
             self.num_met += 1
-            newest = {"sampling_session_id": self.publications[-1]}
-            call.body = json.dumps({**content, **newest}).encode()
+            redirect_sample(call, self.publications[-1], self.num_met)
         return None
 
 

@@ -43,7 +43,8 @@ SETTINGS: Json = {
     "save_checkpoint_interval": 5,
     "use_wandb": False,
 }
-# What passes is waited out; what does not stops the run with these words.
+# What passes is waited out; what does not stops the run with these words. A sampler that is one
+# publication behind is seen only when an update changes much; the run then fails.
 MISFORTUNES: list[tuple[str, Json, str | None]] = [
     ("none", {}, None),
     ("queued", {"seconds": 8.0}, None),
@@ -57,7 +58,7 @@ MISFORTUNES: list[tuple[str, Json, str | None]] = [
     ("session_expired", {}, "has ended the session of this run"),
     ("bfloat16", {}, None),
     ("order_noise", {"scale": 0.005}, None),
-    ("stale_sampler", {}, None),
+    ("stale_sampler", {}, "sample from are not those in training"),
     ("time_to_live", {"seconds": 3600}, None),
     ("model_retired", {"model": MODEL}, None),
 ]
@@ -184,10 +185,13 @@ def test_a_run_survives_a_misfortune(
     first_status = record.status
     cloud.lift()
     if record.status != "completed":
-        assert record.status == "stopped", record.error
         assert stopping_words is not None, record.error
         assert stopping_words in str(record.error)
-        assert f"lachesis resume {run_id}" in str(record.error)
+        if kind == "stale_sampler":
+            assert record.status == "failed"
+        else:
+            assert record.status == "stopped"
+            assert f"lachesis resume {run_id}" in str(record.error)
         rehearsal.resume(surface, run_id)
         record = rehearsal.wait_until_ended(run_id)
     assert record.status == "completed", record.error
