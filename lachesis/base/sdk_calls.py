@@ -29,11 +29,11 @@ async def call_sdk(client: object, name: str, *values: object, **options: object
         ServerProtocolError: The SDK refuses the server's answer.
         tinker.TinkerError: The operation has failed.
     """
-    twin = getattr(client, f"{name}_async", None)
-    if twin is None or hasattr(twin, "__deprecated__"):
-        twin = getattr(client, name)
+    operation = getattr(client, f"{name}_async", None)
+    if operation is None or hasattr(operation, "__deprecated__"):
+        operation = getattr(client, name)
     with name_refused_answers():
-        result = twin(*values, **options)
+        result = operation(*values, **options)
         if inspect.isawaitable(result):
             return await result
         if isinstance(result, concurrent.futures.Future):

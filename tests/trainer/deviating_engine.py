@@ -45,7 +45,7 @@ class DeviatingEngine(Engine):
 
     @property
     def deviation(self) -> str:
-        """What it does wrongly now."""
+        """Return what the engine does wrongly now; an empty text stands for nothing."""
         file = self.store.root / DEVIATION_FILE
         return file.read_text() if file.exists() else ""
 
