@@ -50,8 +50,10 @@ SAME_WORKER = {
     "tests/orchestration/test_schedules.py": "tests/orchestration/test_suspension.py",
     "tests/orchestration/test_registered_deployments.py": "tests/orchestration/test_suspension.py",
     "tests/orchestration/test_worker.py": "tests/orchestration/test_suspension.py",
+    "tests/trainer/test_pushed_weights.py": "tests/trainer/test_weights.py",
 }
-"""Modules that run in the worker of another module, because a launcher of their own costs a minute.
+"""Modules that run in the worker of another module, because a launcher or a training of their own
+costs a minute.
 """
 # These share the engine of a worker in the same way; each further one takes five seconds of a core.
 SAME_WORKER |= {

@@ -1,9 +1,9 @@
-"""Halve the time that `import transformers` takes.
+"""Shorten the imports of transformers and PEFT, for which engines, trainers and environments wait.
 
 At its import, transformers 5 reads every file of all its models to learn which names they define:
 twice, because it names their folder once by its path and once by that of a file in it, and line by
-line, although only the end of a file matters. Each environment, engine and trainer waits for that.
-What is learned is the same with these changes; a test compares it.
+line, although only the end of a file matters. What is learned is the same with these changes; a
+test compares it. PEFT imports bitsandbytes where it is installed, which loads PyTorch's compiler.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ def speed_up_transformers_import() -> None:
     is_prepared = any(isinstance(finder, _ScannerFinder) for finder in sys.meta_path)
     if SCANNER not in sys.modules and not is_prepared:
         sys.meta_path.insert(0, _ScannerFinder())
+
+
+def leave_out_bitsandbytes() -> None:
+    """Import PEFT as if bitsandbytes were not installed, in a program that quantises no weights.
+
+    This saves two seconds of a processor. It holds until the process ends, because PEFT remembers.
+    """
+    # `import` and `find_spec` both take None for a module that does not exist.
+    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
 
 
 class _ScannerFinder(MetaPathFinder):

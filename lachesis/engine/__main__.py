@@ -18,7 +18,10 @@ from lachesis.base.errors import (
 )
 from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
-from lachesis.base.transformers_internals import speed_up_transformers_import
+from lachesis.base.transformers_internals import (
+    leave_out_bitsandbytes,
+    speed_up_transformers_import,
+)
 from lachesis.engine.serving import bind_listener, read_token, run_program, serve_engine
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ def main() -> int:
     """Serve until SIGTERM, and return the exit code."""
     args = _parse_args()
     speed_up_transformers_import()
+    if args.base_weights == "full":
+        leave_out_bitsandbytes()
     # Without this the log is full of the Hub client's retries.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     return run_program(lambda: serve(args))

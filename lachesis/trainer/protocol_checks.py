@@ -97,6 +97,6 @@ def check_loss_output(output: tinker.ForwardBackwardOutput, num_tokens_D: Sequen
 def _make_error(answer: str, expected: str) -> ServerProtocolError:
     return ServerProtocolError(
         f"the Tinker server at {get_base_url()} returned {answer}; the protocol gives {expected}. "
-        "Training with it would be wrong, so the run ends at its last checkpoint; use a server "
+        "Training with it would be wrong, so a run ends at its last checkpoint; use a server "
         "that gives these, or a newer version of this one"
     )

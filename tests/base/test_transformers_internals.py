@@ -1,4 +1,6 @@
-"""`import transformers` reads each file of its models once, and learns the same names."""
+"""`import transformers` reads each file of its models once, and learns the same names; PEFT leaves
+out what no model needs.
+"""
 
 from __future__ import annotations
 
@@ -61,3 +63,18 @@ def test_another_version_of_transformers_is_left_alone(missing: str) -> None:
     before = dict(vars(scanner))
     _change_scan(scanner)
     assert vars(scanner) == before
+
+
+def test_peft_is_imported_without_the_compiler_that_bitsandbytes_loads() -> None:
+    program = """
+import sys
+from lachesis.base.transformers_internals import leave_out_bitsandbytes
+
+leave_out_bitsandbytes()
+import peft.helpers
+from peft.import_utils import is_bnb_available
+
+print(peft.helpers.bnb, is_bnb_available(), "torch._inductor.compile_fx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["None", "False", "False"], done.stderr

@@ -1,7 +1,7 @@
 """A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
 
-`make test` presses the buttons in one of Prefect's two UIs, `make e2e` also copies and schedules
-runs there, and `make faults` does all of this in both.
+`make e2e` does this in one of Prefect's two UIs, and `make faults` in both. `make test` calls the
+same operations without a browser: tests/orchestration/test_suspension.py and its neighbours.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tests.patience import deadline
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.long,
     pytest.mark.pages,
     pytest.mark.timeout(900),
     pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM),
@@ -170,7 +171,6 @@ def test_every_button_of_a_run(person: Person, pages: PrefectPages, server: Serv
     person.press(record, "Cancel", "Cancelled", "stopped")
 
 
-@pytest.mark.long
 def test_a_copy_has_a_value_in_every_field(
     person: Person, pages: PrefectPages, server: Server
 ) -> None:
@@ -228,7 +228,6 @@ def test_a_copy_has_a_value_in_every_field(
     person.expect(copy, "Completed", "completed")
 
 
-@pytest.mark.long
 def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
     person: Person, pages: PrefectPages, server: Server
 ) -> None:

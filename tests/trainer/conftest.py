@@ -1,13 +1,17 @@
-"""A policy of the embedded engine."""
+"""A policy of the embedded engine, and a run that was trained, with its checkpoints."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lachesis.config import run_config as run_config
+from lachesis.runs.run_dir import RunDir
 from lachesis.trainer.policy import Policy
+from tests.trainer.test_exact_resume import Run
 
 
 @pytest.fixture
@@ -21,3 +25,19 @@ async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     await policy.publish()
     yield policy
     await policy.close("success")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+    """A run with checkpoints of the steps 2, 4 and 6."""
+    tinker = {"save_checkpoint_interval": 2, "keep_checkpoints": 5}
+    run = Run(tmp_path_factory.mktemp("trained"), random_model, steps=6, tinker=tinker)
+    run.attempt()
+    return run
+
+
+@pytest.fixture
+def folder(trained: Run, tmp_path: Path) -> RunDir:
+    """A copy of the run's folder, for the test to change."""
+    shutil.copytree(trained.folder.path, tmp_path / "runs" / trained.record.run_id)
+    return RunDir(tmp_path / "runs", trained.record.run_id)

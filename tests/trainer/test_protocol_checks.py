@@ -78,7 +78,7 @@ def test_another_answer_is_named(check: Callable[[], Any], words: str) -> None:
     message = str(raised.value)
     assert words in message
     assert "the protocol gives" in message
-    assert "the run ends at its last checkpoint" in message
+    assert "a run ends at its last checkpoint" in message
 
 
 def test_a_pass_without_the_sum_of_losses_is_named() -> None:

@@ -19,7 +19,6 @@ from lachesis.base.json_text import Json
 from lachesis.runs.run_dir import RunDir
 from tests.model_hub import TOKEN, ModelHub, Repository, serve_hub
 from tests.trainer.test_exact_resume import Run
-from tests.trainer.test_weights import folder, trained  # noqa: F401
 
 pytestmark = pytest.mark.timeout(600)
 BASE = "me/base"
@@ -49,7 +48,7 @@ def env(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def push(
-    trained: Run,  # noqa: F811
+    trained: Run,
     env: dict[str, str],
     tmp_path: Path,
 ) -> Callable[..., Json]:
@@ -71,7 +70,7 @@ def push(
     return run_command
 
 
-def use_base_of_hub(folder: RunDir) -> None:  # noqa: F811
+def use_base_of_hub(folder: RunDir) -> None:
     """Let the run have been trained from a model of the Hub instead of a folder."""
     record = json.loads(folder.record.read_text())
     folder.record.write_text(json.dumps({**record, "base_model": BASE}))
@@ -92,7 +91,7 @@ def test_an_adapter_arrives_and_loads_as_its_card_says(
     hub: ModelHub,
     env: dict[str, str],
     push: Callable[..., Json],
-    folder: RunDir,  # noqa: F811
+    folder: RunDir,
     tmp_path: Path,
     random_model: str,
 ) -> None:
@@ -127,7 +126,7 @@ def test_a_merged_model_needs_no_base_model(
     hub: ModelHub,
     env: dict[str, str],
     push: Callable[..., Json],
-    folder: RunDir,  # noqa: F811
+    folder: RunDir,
     tmp_path: Path,
     random_model: str,
 ) -> None:
@@ -154,7 +153,7 @@ def _check_nothing_local(pushed: Repository, *places: Any) -> None:
 def test_a_push_that_failed_is_repeated_without_another_export(
     hub: ModelHub,
     push: Callable[..., Json],
-    folder: RunDir,  # noqa: F811
+    folder: RunDir,
     tmp_path: Path,
 ) -> None:
     use_base_of_hub(folder)
@@ -183,7 +182,7 @@ def test_a_push_that_failed_is_repeated_without_another_export(
 def test_what_the_hub_refuses_is_explained(
     hub: ModelHub,
     push: Callable[..., Json],
-    folder: RunDir,  # noqa: F811
+    folder: RunDir,
     part: str,
     status: int,
     name: str,
@@ -201,7 +200,7 @@ def test_what_the_hub_refuses_is_explained(
 def test_without_a_token_the_sign_in_is_named(
     push: Callable[..., Json],
     env: dict[str, str],
-    folder: RunDir,  # noqa: F811
+    folder: RunDir,
 ) -> None:
     use_base_of_hub(folder)
     del env["HF_TOKEN"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,6 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 6
 BFLOAT16_NOISE = 0.0125
 """Standard deviation; its mean size is 0.01 nats."""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
-    """A run with checkpoints of the steps 2, 4 and 6."""
-    tinker = {"save_checkpoint_interval": 2, "keep_checkpoints": 5}
-    run = Run(tmp_path_factory.mktemp("trained"), random_model, steps=STEPS, tinker=tinker)
-    run.attempt()
-    return run
-
-
-@pytest.fixture
-def folder(trained: Run, tmp_path: Path) -> RunDir:
-    """A copy of the run's folder, for the test to change."""
-    shutil.copytree(trained.folder.path, tmp_path / "runs" / trained.record.run_id)
-    return RunDir(tmp_path / "runs", trained.record.run_id)
 
 
 def rewrite(folder: RunDir, step: int, **changes: Any) -> None:
