@@ -25,6 +25,7 @@ from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
+from tests.prefect_server import empty_database  # noqa: F401
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
 # what all tests import stays; looking through it for garbage takes half of the time

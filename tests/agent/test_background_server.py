@@ -19,17 +19,19 @@ from lachesis.agent.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 from lachesis.orchestration import server
 from lachesis.orchestration.server_info import read_server_info
+from tests.prefect_server import give_database
 from tests.served import processes_under
 
 SCHEDULE = {"cron": "0 3 1 1 *"}
 
 
 @pytest.fixture
-def unserved(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def unserved(home: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without a server, whose user has a key in Hermes' file only."""
     monkeypatch.delenv("LACHESIS_NO_SERVE")
     monkeypatch.setenv("HERMES_HOME", str(home))
     monkeypatch.setenv("LACHESIS_PAGES_PORT", "0")
+    give_database(home / "prefect", empty_database)
     (home / ".env").write_text("TINKER_API_KEY=tml-of-hermes\n")
     yield home
     server.stop_server()

@@ -16,6 +16,7 @@ import pytest
 
 from tests.endpoint import Endpoint
 from tests.patience import deadline
+from tests.prefect_server import give_database
 from tests.served import processes_under, serve_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +50,15 @@ def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="package")
-def served_home(new_home: Callable[[], Path], endpoint: Endpoint, calm: str) -> Iterator[Path]:
+def served_home(
+    new_home: Callable[[], Path], endpoint: Endpoint, calm: str, empty_database: Path
+) -> Iterator[Path]:
     """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a
     core from the others. Its forms offer the environment `calm` too.
     """
-    yield from serve_home(new_home(), endpoint, LACHESIS_ENVIRONMENTS=calm)
+    home = new_home()
+    give_database(home / "prefect", empty_database)
+    yield from serve_home(home, endpoint, LACHESIS_ENVIRONMENTS=calm)
 
 
 @pytest.fixture(scope="package")

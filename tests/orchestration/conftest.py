@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TRAINING_FLOW
-from tests.prefect_server import serve_prefect
+from tests.prefect_server import give_database, serve_prefect
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
     """The address of a server with the deployment of training runs."""
-    with serve_prefect(tmp_path_factory.mktemp("prefect")) as api:
+    home = tmp_path_factory.mktemp("prefect")
+    give_database(home, empty_database)
+    with serve_prefect(home) as api:
         flow = api._request("POST", "/flows/", {"name": TRAINING_FLOW})
         api._request("POST", "/deployments/", {"name": "train-test", "flow_id": flow["id"]})
         yield api.url
