@@ -39,7 +39,7 @@ demo: $(INSTALLED)
 	$(BIN)/lachesis demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 e2e: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'long and not matrix and not backends' --numprocesses 3 --dist loadscope --no-loadscope-reorder

@@ -18,9 +18,11 @@ from tests.documentation.snippets import (
     run_page,
 )
 
-# Pages that start a server or train for minutes, which `make e2e` plays. `make test` plays the
-# first page that a reader trains by.
+# Pages that start a server or train for minutes, and one that goes on from these: `make e2e` plays
+# them.
 LONG_PAGES = (
+    "start/first-run.md",
+    "how-to/read-rollouts.md",
     "start/your-own-environment.md",
     "how-to/write-an-environment.md",
     "how-to/test-before-training.md",

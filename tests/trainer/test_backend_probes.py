@@ -100,7 +100,7 @@ class DeviatingServer:
 
 
 @pytest.fixture(scope="module")
-def deviating(
+def deviating_server(
     random_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DeviatingServer]:
     """Our engine, which can be told what to do wrongly."""
@@ -111,7 +111,17 @@ def deviating(
     end(process)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def deviating(
+    deviating_server: DeviatingServer, monkeypatch: pytest.MonkeyPatch
+) -> DeviatingServer:
+    """The same, as the server of this process."""
+    monkeypatch.setenv("TINKER_BASE_URL", deviating_server.url)
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    return deviating_server
+
+
+each_deviation = pytest.mark.parametrize(
     ("deviation", "different", "verdict"),
     [
         ("", set(), "fits"),
@@ -128,27 +138,42 @@ def deviating(
         ("no_sequence_ids", SAMPLING_PROBES, "does not fit: base"),
     ],
 )
+
+
+@each_deviation
 def test_an_engine_that_differs_is_told_apart(
     deviating: DeviatingServer,
     random_model: str,
-    monkeypatch: pytest.MonkeyPatch,
     deviation: str,
     different: set[str],
     verdict: str,
 ) -> None:
-    monkeypatch.setenv("TINKER_BASE_URL", deviating.url)
-    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    """Two probes are asked beside those that see it: they see nothing."""
+    deviating.begin(deviation)
+    findings = run_probes(random_model, different | {"training", "checkpoint"})
+    assert list_different(findings) == different, findings
+    assert describe_verdict(findings).startswith(verdict), findings
+
+
+@pytest.mark.long
+@each_deviation
+def test_no_other_probe_sees_it(
+    deviating: DeviatingServer,
+    random_model: str,
+    deviation: str,
+    different: set[str],
+    verdict: str,
+) -> None:
     deviating.begin(deviation)
     findings = run_probes(random_model)
+    assert findings.keys() == {probe.name for probe in PROBES}
     assert list_different(findings) == different, findings
     assert describe_verdict(findings).startswith(verdict), findings
 
 
 def test_the_trainer_names_an_answer_that_the_sdk_refuses(
-    deviating: DeviatingServer, random_model: str, monkeypatch: pytest.MonkeyPatch
+    deviating: DeviatingServer, random_model: str
 ) -> None:
-    monkeypatch.setenv("TINKER_BASE_URL", deviating.url)
-    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
     deviating.begin("no_sequence_ids")
     prompt, params = tinker.ModelInput.from_ints([5, 6]), tinker.SamplingParams(max_tokens=1)
     with (
