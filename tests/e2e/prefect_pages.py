@@ -124,14 +124,18 @@ class PrefectPages:
             self.page.keyboard.press("Enter")
 
     def fill(self, title: str, value: str) -> None:
-        """Click into a field and type a value over what is there."""
+        """Click into a field and type a value over what is there, again if the page lost a key."""
         if self.ui == "V1":
             field = self._field(title).locator("input, textarea").first
         else:
             field = self.page.get_by_label(title, exact=True)
-        field.click()
-        field.press("Control+a")
-        self.page.keyboard.type(value)
+        for _ in range(3):
+            field.click()
+            field.press("Control+a")
+            self.page.keyboard.type(value)
+            if field.input_value() == value:
+                return
+        raise AssertionError(f"{title} shows {field.input_value()!r} where {value!r} was typed")
 
     def switch_on(self, title: str) -> None:
         if self.ui == "V1":
