@@ -154,7 +154,8 @@ def _find_allowed_cost(
     if per_day is None:
         return allowed, reason
     committed = compute_committed_cost(store)
-    left = per_day - committed
+    # In whole millionths, or the limit of a resumed run exceeds what is left by an error of rounding.
+    left = round(per_day - committed, 6)
     if left <= 0:
         raise PolicyError(
             f"agents have spent or reserved {committed:.4g} US dollars in the last 24 hours; "
@@ -166,7 +167,7 @@ def _find_allowed_cost(
             f"as {committed:.4g} of the day's {per_day:g} (max_cost_usd_per_day of the owner's "
             f"{FILE_NAME}) are spent or reserved"
         )
-        return left + already_spent, reason
+        return round(left + already_spent, 6), reason
     return allowed, reason
 
 

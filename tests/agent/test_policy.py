@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,26 @@ def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> N
     assert raised["code"] == "policy"
     ask("rl_edit_config", field="max_cost_usd", value=5.5)
     assert "at most 5 US dollars" in ask("rl_start_training", confirm=True)["error"]
+
+
+def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path) -> None:
+    """Sums of what others and the run itself have spent do not fall below it by rounding."""
+    write_policy(home, max_cost_usd_per_day=5, require_validation=False)
+    ask("rl_select_environment", name="arithmetic", profile="tinker")
+    store = LachesisService(home).store
+
+    def run_and_end(cost_usd: float) -> str:
+        started = ask("rl_start_training", allow_duplicate=True, confirm=True)
+        run_id = str(started["run_id"])
+        store.dir(run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
+        store.update(run_id, status="stopped")
+        return run_id
+
+    run_ids = [run_and_end(cost) for cost in (0.032374, 0.03259, 0.032465, 0.032424, 0.004839)]
+    config = read_config(home, run_ids[-1])
+    assert config.limits.max_cost_usd == 4.870147
+    resumed = agent_policy.restrict_run(config, store, store.load(run_ids[-1]))
+    assert resumed.limits.max_cost_usd == 4.870147
 
 
 def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
