@@ -154,7 +154,7 @@ def _find_allowed_cost(
     if per_day is None:
         return allowed, reason
     committed = compute_committed_cost(store)
-    # In whole millionths, or the limit of a resumed run exceeds what is left by an error of rounding.
+    # In whole millionths: else an error of rounding may put a resumed run above what is left.
     left = round(per_day - committed, 6)
     if left <= 0:
         raise PolicyError(
