@@ -57,6 +57,12 @@ def list_different(findings: dict[str, ProbeResult]) -> set[str]:
     return {name for name, finding in findings.items() if finding.outcome != "as Tinker"}
 
 
+def assert_judged(findings: dict[str, ProbeResult], different: set[str], verdict: str) -> None:
+    """Fail unless exactly these probes differ, and the verdict begins with these words."""
+    assert list_different(findings) == different, findings
+    assert describe_verdict(findings).startswith(verdict), findings
+
+
 def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
@@ -86,8 +92,7 @@ def test_a_server_that_differs_is_told_apart(
     if kind == "stale_sampler":  # It has the weights of an earlier publication, if there is one.
         beside.add("fresh adapter")
     findings = run_probes(MODEL, different | beside)
-    assert list_different(findings) == different, findings
-    assert describe_verdict(findings).startswith(verdict), findings
+    assert_judged(findings, different, verdict)
 
 
 @dataclass
@@ -151,8 +156,7 @@ def test_an_engine_that_differs_is_told_apart(
     """Two probes are asked beside those that see it: they see nothing."""
     deviating.begin(deviation)
     findings = run_probes(random_model, different | {"training", "checkpoint"})
-    assert list_different(findings) == different, findings
-    assert describe_verdict(findings).startswith(verdict), findings
+    assert_judged(findings, different, verdict)
 
 
 @pytest.mark.long
@@ -167,8 +171,7 @@ def test_no_other_probe_sees_it(
     deviating.begin(deviation)
     findings = run_probes(random_model)
     assert findings.keys() == {probe.name for probe in PROBES}
-    assert list_different(findings) == different, findings
-    assert describe_verdict(findings).startswith(verdict), findings
+    assert_judged(findings, different, verdict)
 
 
 def test_the_trainer_names_an_answer_that_the_sdk_refuses(
