@@ -32,10 +32,8 @@ from prefect.runner import Runner
 from prefect.states import Cancelled, Completed, Crashed
 
 from deployments import definitions
-from deployments.former_names import retire_former_deployments
 from deployments.log_capture import capture_output
 from deployments.waiting_runs import record_waiting_runs
-from lachesis.base import paths
 from lachesis.base.errors import LachesisError
 from lachesis.base.waiting import wait_until
 from lachesis.orchestration import prefect_internals
@@ -119,7 +117,6 @@ async def main() -> int:
     # The launcher starts this process together with the server, which takes longer.
     await asyncio.to_thread(wait_until, PrefectApi().is_healthy, START_TIMEOUT_S)
     runners, deployment_ids = await _create_runners()
-    await asyncio.to_thread(retire_former_deployments, paths.home())
     await _end_orphaned_runs(deployment_ids)
     runner_tasks = [asyncio.create_task(runner.start()) for runner in runners]
     while not all(runner.started for runner in runners):

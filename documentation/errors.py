@@ -40,13 +40,8 @@ def render_errors() -> str:
         )
         for error in list_error_classes()
     ]
-    former = [
-        f"`{error.former_code}` is now `{error.code}`."
-        for error in list_error_classes()
-        if error.former_code
-    ]
     table = make_table(("code", "what happened", "class", "also"), rows)
-    return f"{HEAD}\n{table}\n\nCodes of earlier releases: {' '.join(former)}\n"
+    return f"{HEAD}\n{table}\n"
 
 
 def _list_python_names(error: type[LachesisError]) -> list[str]:

@@ -48,7 +48,6 @@ RUN_FILES = {
     "spent.json": "tokens and cost when the trainer ended last",
     "server_pause.json": "the last pause of a remote Tinker server, and why",
     "session.json": "the session at a remote Tinker server, while it is open",
-    "rollouts.jsonl": "some groups as text, in runs of release 0.1.0",
     ".alive": "locked while a process of the run lives",
     ".now": "there while a stop without a checkpoint is asked for",
 }

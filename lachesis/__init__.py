@@ -1,3 +1,3 @@
 """Lachesis: reinforcement-learning runs of language models, for people and agents."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
-from lachesis.base.renamed import make_key_renamer
 
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MAX_KEPT_STARTS = 1000
@@ -56,8 +55,6 @@ class Draft(BaseModel):
 class StartedRun(BaseModel):
     """A run that this session has started; `started_at` is a Unix time."""
 
-    _rename_keys = model_validator(mode="before")(make_key_renamer({"at": "started_at"}))
-
     run_id: str
     draft: Draft
     started_at: float
@@ -67,8 +64,6 @@ class StartedRun(BaseModel):
 class LastReport(BaseModel):
     """Keep the last live report about one run; `reported_at` is a Unix time."""
 
-    _rename_keys = model_validator(mode="before")(make_key_renamer({"at": "reported_at"}))
-
     reported_at: float
     report: dict[str, Any]
 
@@ -76,16 +71,12 @@ class LastReport(BaseModel):
 class RequestedTest(BaseModel):
     """The last inference test: its options and its id."""
 
-    _rename_keys = model_validator(mode="before")(make_key_renamer({"asked": "request"}))
-
     request: dict[str, Any]
     test_id: str
 
 
 class SessionState(BaseModel):
     """Everything that is kept of one session."""
-
-    _rename_keys = model_validator(mode="before")(make_key_renamer({"checks": "last_reports"}))
 
     draft: Draft | None = None
     starts: list[StartedRun] = []

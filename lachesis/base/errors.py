@@ -49,13 +49,9 @@ from typing import Any
 
 
 class LachesisError(Exception):
-    """The base of all errors; `details` holds further keys for programs, such as `available`.
-
-    `former_code` is the code of an earlier release, for programs that match on it.
-    """
+    """The base of all errors; `details` holds further keys for programs, such as `available`."""
 
     code = "lachesis_error"
-    former_code: str | None = None
 
     def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
@@ -218,7 +214,6 @@ class WeightSyncError(LachesisError):
     """The weights that environments sample from differ from those in training."""
 
     code = "weight_sync"
-    former_code = "canary"
 
 
 class EngineRequestError(LachesisError, ValueError):
@@ -301,11 +296,7 @@ def list_error_codes() -> frozenset[str]:
     error_classes: list[type[LachesisError]] = [LachesisError]
     for error_class in error_classes:
         error_classes += error_class.__subclasses__()
-    codes = {error_class.code for error_class in error_classes}
-    former_codes = {
-        error_class.former_code for error_class in error_classes if error_class.former_code
-    }
-    return frozenset(codes | former_codes)  # Logs of earlier releases have the former ones.
+    return frozenset(error_class.code for error_class in error_classes)
 
 
 def shorten(text: str, max_chars: int = 200) -> str:

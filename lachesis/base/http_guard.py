@@ -33,14 +33,6 @@ SINGLE_HEADERS = (
 )
 
 
-# Codes of earlier releases, which are sent too.
-FORMER_CODES = {
-    "host_not_allowed": "foreign_host",
-    "origin_not_allowed": "foreign_origin",
-    "cross_site_request": "foreign_page",
-}
-
-
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is that of the loopback interface."""
     try:
@@ -264,6 +256,4 @@ async def send_json(
 async def _send_error(send: Send, status: int, code: str, error: str) -> None:
     headers = [(b"www-authenticate", b"Bearer")] if status == 401 else []
     content = {"error": error, "code": code}
-    if code in FORMER_CODES:
-        content["former_code"] = FORMER_CODES[code]
     await send_json(send, status, content, *headers)

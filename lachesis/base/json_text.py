@@ -17,10 +17,7 @@ def to_compact_json(value: object) -> str:
 
 
 def error_to_payload(error: LachesisError) -> dict[str, Any]:
-    """Return an error as all transports send it: its message as `error`, its `code`, its
-    `former_code` if it had another one, and its details.
+    """Return an error as all transports send it: its message as `error`, its `code`, and its
+    details.
     """
-    payload: dict[str, Any] = {"error": str(error), "code": error.code}
-    if error.former_code is not None:
-        payload["former_code"] = error.former_code
-    return {**payload, **error.details}
+    return {"error": str(error), "code": error.code, **error.details}

@@ -9,8 +9,6 @@ import os
 import re
 from collections.abc import Mapping
 
-from lachesis.base.renamed import read_renamed_variable
-
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 # A shorter value, such as "false", is no secret and occurs in many texts.
@@ -128,7 +126,7 @@ def read_passed_variables() -> dict[str, str]:
 
     Names may be patterns. The user chooses them, so secrets are included.
     """
-    names = read_renamed_variable("LACHESIS_ENVIRONMENT_VARIABLES", "LACHESIS_PASS")
+    names = os.environ.get("LACHESIS_ENVIRONMENT_VARIABLES", "")
     patterns = tuple(names.replace(",", " ").split())
     return {name: value for name, value in os.environ.items() if _matches(name, patterns)}
 

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
@@ -20,7 +19,6 @@ from lachesis.base.transformers_internals import (
     leave_out_bitsandbytes,
     speed_up_transformers_import,
 )
-from lachesis.cli.old_names import replace_old_command, show_warning
 from lachesis.cli.options.runs import (
     add_change_commands,
     add_used_model_commands,
@@ -57,11 +55,10 @@ def build_parser() -> TopParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    warnings.showwarning = show_warning
     speed_up_transformers_import()
     if argv is None:  # The process ends with this command.
         leave_out_bitsandbytes()
-    words = replace_old_command(list(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     # A shell asks for words to complete by this variable.
     if "_ARGCOMPLETE" in os.environ:

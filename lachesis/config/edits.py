@@ -24,8 +24,6 @@ from lachesis.base.errors import (
     shorten,
 )
 from lachesis.base.json_text import Json
-from lachesis.base.renamed import warn_renamed
-from lachesis.base.renamed_fields import find_renamed_field
 from lachesis.base.spelling import suggest
 from lachesis.base.typed_values import read_typed_value
 from lachesis.catalog.describe import EnvironmentSchema
@@ -169,11 +167,6 @@ class ConfigFields:
         Raises:
             UnknownFieldError: There is none; the message lists the fields that can be edited.
         """
-        if (renamed := find_renamed_field(name)) and (
-            f"{renamed.section}.{renamed.new_name}" in self.by_name
-        ):
-            warn_renamed(name, renamed.new_name)
-            name = f"{renamed.section}.{renamed.new_name}"
         names = (name, *(f"{section}.{name}" for section in (*SECTIONS, TOP_SECTION)))
         matches = [self.by_name[full_name] for full_name in names if full_name in self.by_name]
         if matches:
@@ -209,8 +202,6 @@ class ConfigFields:
                 "can be edited",
                 locked_value=current_value,
             )
-        if renamed := find_renamed_field(name):
-            value = renamed.translate_value(value)
         return field, self._check_value(field, value)
 
     def parse_value(self, field: ConfigField, value: object) -> Any:
@@ -299,9 +290,7 @@ def replace_limits(
     fields = ConfigFields(config.profile, is_owner=is_owner)
     values = config.model_dump()
     for name, value in limits.items():
-        renamed = find_renamed_field(f"limits.{name.removeprefix('limits.')}")
-        known_names = {*values["limits"], *([renamed.old_name] if renamed else [])}
-        if name.removeprefix("limits.") not in known_names:
+        if name.removeprefix("limits.") not in values["limits"]:
             allowed_names = ", ".join(f"limits.{limit}" for limit in values["limits"])
             raise ConfigError(
                 f"{shorten(repr(name))} cannot be changed when a run is resumed; allowed: "

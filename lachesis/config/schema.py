@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from lachesis.base.chat_templates import Thinking
 from lachesis.base.number_types import MAX_SEED
-from lachesis.base.renamed_fields import rename_old_fields
 from lachesis.config.prices import Prices
 from lachesis.config.section import Section
 
@@ -214,11 +213,6 @@ class TinkerSection(Section):
     final_evaluation: bool = False
     """Evaluate the base and the trained model on held-out items when training ends."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_old_fields(cls, values: Any) -> Any:
-        return rename_old_fields("tinker", values)
-
     @property
     def tracker_names(self) -> list[TrackerName]:
         """Return the trackers of a run, W&B first if it is used."""
@@ -261,8 +255,3 @@ class LimitsSection(Section):
     """Seconds without activity after which a part of the run counts as stalled."""
     on_learning_failure: Literal["advise", "stop"] = "advise"
     """What to do when learning is judged broken: report it, or save a checkpoint and stop."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_old_fields(cls, values: Any) -> Any:
-        return rename_old_fields("limits", values)

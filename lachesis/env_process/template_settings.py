@@ -92,7 +92,6 @@ def _require_same_tokens(url: str, token: str, messages: list[Json], tokens: lis
         )
     except httpx.HTTPError:
         return  # A server that does not answer is reported by the first request for a sample.
-    # A server of an earlier release has no such route.
     if answer.status_code != 200:
         return
     theirs = answer.json()["tokens"]

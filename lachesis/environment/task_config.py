@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from atroposlib.envs.base import BaseEnvConfig
-from pydantic import Field, model_validator
-
-from lachesis.base.renamed import warn_renamed
-from lachesis.base.renamed_fields import rename_old_fields
+from pydantic import Field
 
 
 class TaskEnvConfig(BaseEnvConfig):
@@ -28,20 +23,3 @@ class TaskEnvConfig(BaseEnvConfig):
     verifier_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="Maximum seconds to score one answer"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename_old_fields(cls, values: Any) -> Any:
-        return rename_old_fields("env", values)
-
-    @property
-    def most_held_out(self) -> int:
-        """Return `max_held_out_items` under its old name."""
-        warn_renamed("most_held_out", "max_held_out_items")
-        return self.max_held_out_items
-
-    @property
-    def verifier_timeout(self) -> float:
-        """Return `verifier_timeout_s` under its old name."""
-        warn_renamed("verifier_timeout", "verifier_timeout_s")
-        return self.verifier_timeout_s

@@ -5,35 +5,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import StorageError
 from lachesis.base.files import write_private
 from lachesis.base.host_clock import is_same_boot, read_boot_id
-from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import iso_to_unix_s
 from lachesis.monitor.trend import Trend
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
-# Names of fields in the files of 0.1.0.
-RENAMED_KEYS = {
-    "stalled": "reported_stall",
-    "judged": "reported_health",
-    "held_since": "stopping_since",
-    "ahead_s": "clock_offset_s",
-    "set_at": "clock_changed_at",
-    "boot": "boot_id",
-    "final": "is_complete",
-}
-
 
 class MonitorMemory(BaseModel):
     """What the monitor remembers of one run during one attempt."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     flow_run_id: str | None = None
     attempt: int = 1

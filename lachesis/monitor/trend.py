@@ -17,9 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
-
-from lachesis.base.renamed import make_key_renamer
+from pydantic import BaseModel, ConfigDict
 
 Step = dict[str, Any]
 # Steps of the windows at the start, at the end, and of the best mean reward.
@@ -91,23 +89,10 @@ class RewardRise:
         return (self.slope + self.t_quantile * self.standard_error) * steps
 
 
-# Names of fields in the files of 0.1.0.
-RENAMED_KEYS = {
-    "first": "first_rewards",
-    "recent": "recent_rewards",
-    "noise": "noise_sum",
-    "parts": "noise_differences",
-    "last_part": "last_part_mean",
-    "silent_steps": "zero_signal_steps",
-    "silent_rollouts": "zero_signal_rollouts",
-}
-
-
 class Trend(BaseModel):
     """Sums over all steps of a run, in a fixed size."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     position: int = 0
     """Bytes of the metrics file that were read so far."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from lachesis.base.errors import StorageError
 from lachesis.base.json_lines import read_json_lines
-from lachesis.base.json_text import Json
-from lachesis.base.numbers import is_score
 from lachesis.pages.held_out_answers import read_held_out_groups
 from lachesis.pages.recorded_curves import record_curves
 from lachesis.pages.report_assets import write_report_file
@@ -115,7 +113,7 @@ def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:
 
 def _list_trained_phases(run_dir: RunDir, table: GroupTable) -> list[ReportedPhase]:
     if not table.num_groups:
-        return _list_sampled_groups(run_dir)
+        return []
     steps = table.frame["step"]
     first, last = int(steps.min()), int(steps.max())  # type: ignore[arg-type]
     bounds = [first + (last - first + 1) * part // len(PHASES) for part in range(len(PHASES) + 1)]
@@ -131,31 +129,6 @@ def _list_trained_phases(run_dir: RunDir, table: GroupTable) -> list[ReportedPha
             name = f"{title}, steps {start} to {end - 1}: the worst and the best group"
             phases.append(ReportedPhase(name, shown))
     return phases
-
-
-def _list_sampled_groups(run_dir: RunDir) -> list[ReportedPhase]:
-    """Return the first and the last group that a run of 0.1.0 has kept as text."""
-    groups = []
-    for line in read_json_lines(run_dir.sampled_groups):
-        scores, responses = line.get("scores"), line.get("responses")
-        # A damaged file may hold anything else.
-        if isinstance(scores, list) and isinstance(responses, list):
-            pairs = zip(responses, scores, strict=False)
-            scored = [(str(text), float(score)) for text, score in pairs if is_score(score)]
-            groups.append(_make_sampled_group(line, scored))
-    shown = groups[:1] + groups[1:][-1:]
-    return [ReportedPhase("Sampled rollouts", shown)] if shown else []
-
-
-def _make_sampled_group(line: Json, answers: Sequence[tuple[str, float]]) -> ReportedGroup:
-    scores = [score for _, score in answers]
-    return ReportedGroup(
-        f"Step {line.get('step')}",
-        str(line.get("prompt")),
-        None,
-        _make_answers([text for text, _ in answers], scores),
-        describe_scores(scores),
-    )
 
 
 def _read_group(run_dir: RunDir, step: int, number: int) -> ReportedGroup:

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.base.renamed import rename_keys
 from lachesis.config.schema import LimitsSection
 from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
 
@@ -51,8 +50,8 @@ class BudgetUsage(BaseModel):
 
 
 def read_spent_file(file: Path) -> dict[str, float]:
-    """Return the usage of all attempts at the end of the last one: tokens by kind, and `cost` if
-    known.
+    """Return the usage of all attempts at the end of the last one: tokens by kind, and `cost_usd`
+    if known.
 
     It includes usage after the last step, which the metrics do not. Empty if there is no readable
     file.
@@ -62,8 +61,6 @@ def read_spent_file(file: Path) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     if isinstance(content, dict):
-        # Release 0.1.0 called the cost `cost`.
-        content = rename_keys(content, {"cost": "cost_usd"})
         return {key: value for key, value in content.items() if isinstance(value, int | float)}
     return {}
 

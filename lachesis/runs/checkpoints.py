@@ -14,11 +14,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lachesis.base.errors import CheckpointError, RunStateError, shorten
 from lachesis.base.files import storage_errors, write_private
-from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import now_iso
 
 log = logging.getLogger(__name__)
@@ -34,15 +33,6 @@ class StoredFile(BaseModel):
 
     sha256: str
     size: int
-
-
-class ReferenceLoss(BaseModel):
-    """Hold a text and its mean negative log-probability under the saved weights, in nats per
-    token.
-    """
-
-    tokens: list[int]
-    loss: float
 
 
 class Probe(BaseModel):
@@ -67,14 +57,6 @@ class HeldOutResult(BaseModel):
     """Step of the weights that were evaluated."""
 
 
-# Names of fields in the manifests of 0.1.0.
-RENAMED_KEYS = {
-    "final": "is_final",
-    "borrowed": "is_forked",
-    "mixture": "groups_by_environment",
-}
-
-
 class Manifest(BaseModel):
     """Describe one checkpoint.
 
@@ -83,7 +65,6 @@ class Manifest(BaseModel):
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     step: int
     state: str
@@ -99,7 +80,6 @@ class Manifest(BaseModel):
     """Mean reward of the steps since the previous checkpoint."""
     held_out: HeldOutResult | None = None
     """The newest held-out result of weights after the previous checkpoint, up to this one."""
-    reference: ReferenceLoss | None = None
     probes: list[Probe] = []
     """Texts of the run under the saved weights, to compare with when they are loaded elsewhere."""
     expires_at: str | None = None

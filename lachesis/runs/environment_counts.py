@@ -5,22 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 from lachesis.base.failure_reasons import merge_counts
 from lachesis.base.json_text import Json
-from lachesis.base.renamed import rename_keys
-
-# Names of counts in the files of 0.1.0.
-RENAMED_KEYS = {
-    "at": "written_at",
-    "dropped": "dropped_rollouts",
-    "empty": "empty_groups",
-    "group_at": "last_group_at",
-    "invalid": "invalid_rollouts",
-    "raised": "failed_groups",
-    "zeros": "zero_reasons",
-}
 
 
 def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
@@ -31,7 +18,6 @@ def read_counts(file: Path, *, since: float = 0.0) -> Json | None:
         return None
     if not isinstance(counts, dict):
         return None
-    counts = cast(Json, rename_keys(counts, RENAMED_KEYS))
     written_at = counts.get("written_at")
     if isinstance(written_at, int | float) and written_at >= since:
         return counts

@@ -73,7 +73,7 @@ class ForkSource:
                 copy_private(self.run_dir.path / name, target)
         copied_fields = self.manifest.model_dump(
             # Not the counts and the results, which belong to the other run.
-            include={"state", "sampler_weights", "reference", "probes"}
+            include={"state", "sampler_weights", "probes"}
         )
         Checkpoints(run_dir.checkpoints).write(Manifest(step=0, is_forked=True, **copied_fields))
 

@@ -70,7 +70,7 @@ def write_provenance(
 
 
 def read_provenance(run_dir: RunDir) -> Json | None:
-    """Return what a run is made of, with the main packages; None for a run of an older release."""
+    """Return what a run is made of, with the main packages; None if it cannot be read."""
     try:
         provenance: Json = json.loads(run_dir.provenance.read_text(encoding="utf-8"))
         packages = provenance.get("packages", {})

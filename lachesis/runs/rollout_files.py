@@ -58,7 +58,7 @@ COLUMNS: dict[str, str] = {
     "logprobs": "for each token the natural logarithm of its probability when it was sampled; null "
     "where there is none",
     "trained_logprobs": "for each token that was trained on the natural logarithm of its "
-    "probability under the weights in training; null elsewhere, and in rollouts of older releases",
+    "probability under the weights in training; null elsewhere",
     "weights_version": "how often the weights had been updated when it was sampled; null if that "
     "is not known",
 }
@@ -209,8 +209,7 @@ class RolloutFolder:
         if len(newest) < MERGED_FILES or max(sizes) > max_file_bytes / MERGED_FILES:
             return
         tables = [pq.read_table(file.path) for file in newest]
-        # Files of an older release have fewer columns.
-        self._write(pa.concat_tables(tables, promote_options="default"))
+        self._write(pa.concat_tables(tables))
         for file in newest:
             file.path.unlink()
 

@@ -110,13 +110,11 @@ def _read_rollouts(
     hidden = () if query.with_tokens else TOKEN_COLUMNS
     try:
         rollouts = scan_rollouts(files)
-        # Rollouts of an older release lack the newer columns.
-        present = set(rollouts.collect_schema().names())
         matching = _filter_rollouts(rollouts, query, step)
         counts = matching.select(pl.len()).collect(engine="streaming")
         rows = (
             _order_rollouts(matching, query)
-            .select([name for name in COLUMNS if name in present and name not in hidden])
+            .select([name for name in COLUMNS if name not in hidden])
             .collect(engine="streaming")
         )
     except (pl.exceptions.PolarsError, OSError) as error:

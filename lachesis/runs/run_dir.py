@@ -36,8 +36,6 @@ class RunDir:
         # One line for each failed evaluation during training.
         self.failed_evaluations = self.evaluation / "failed.jsonl"
         self.rollouts = self.path / "rollouts"
-        # Some groups as text, which runs of 0.1.0 have instead.
-        self.sampled_groups = self.path / "rollouts.jsonl"
         # Locked while a flow or a service of the run is alive.
         self.lock = self.path / ".alive"
         # If it exists, processes of the run are killed without time to end by themselves.
@@ -57,10 +55,6 @@ class RunDir:
         `lachesis.env_process.dataset_position`.
         """
         suffix = service.removeprefix("environment")
-        # A run that 0.1.0 has started goes on with the file that it has.
-        old_file = self.path / f"cursor{suffix}.txt"
-        if old_file.exists():
-            return old_file
         return self.path / f"position{suffix}.txt"
 
     @property

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from lachesis.base.host_clock import ClockReading, is_same_boot, read_clocks
-from lachesis.base.renamed import make_key_renamer
 from lachesis.base.timestamps import IsoTime, iso_to_unix_s, now_iso, seconds_between
 
 RunStatusName = Literal[
@@ -54,21 +53,12 @@ class PastAttempt(BaseModel):
 
 # How the stop reason of a scheduled run begins that was skipped.
 SKIPPED = "skipped: "
-# Names of fields in the records of 0.1.0.
-RENAMED_KEYS = {
-    "took_s": "attempt_duration_s",
-    "began_s": "began_monotonic_s",
-    "boot": "boot_id",
-    "resume_wanted": "resume_requested",
-    "mixture": "additional_environments",
-}
 
 
 class RunRecord(BaseModel):
     """Hold what is known about a run; times are UTC in ISO 8601."""
 
     model_config = ConfigDict(protected_namespaces=())
-    _rename_keys = model_validator(mode="before")(make_key_renamer(RENAMED_KEYS))
 
     run_id: str
     name: str | None = None
@@ -91,7 +81,7 @@ class RunRecord(BaseModel):
     set_fields: dict[str, Any] = {}
     """The configuration fields that the user has set at the start, as SECTION.FIELD."""
     parameters: dict[str, Any] = {}
-    """The parameters of its flow runs in Prefect; empty in records of 0.1.0."""
+    """The parameters of its flow runs in Prefect."""
     forecast: dict[str, Any] | None = None
     """The forecast of a validation of the same code."""
     require_validation: bool = False
@@ -122,14 +112,12 @@ class RunRecord(BaseModel):
     began_monotonic_s: float | None = None
     """The host's monotonic clock when this attempt began; setting the time does not change it."""
     boot_id: str | None = None
-    """The boot of the host that `began_monotonic_s` belongs to; None in records of an older
-    release.
-    """
+    """The boot of the host that `began_monotonic_s` belongs to."""
     attempt_duration_s: float | None = None
     """Duration of this attempt in seconds, once it has ended."""
     attempt: int = 1
     past_attempts: list[PastAttempt] = []
-    """The attempts before this one; of runs of an older release only those since then."""
+    """The attempts before this one."""
     wandb_project: str
     wandb_run_name: str
     resumed: dict[str, Any] | None = None
@@ -258,9 +246,7 @@ def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None
     """Return the seconds that the run's attempt has lasted until now, or lasted until its end.
 
     While the run is alive they are counted by the monotonic clock, which cannot be set. After a
-    reboot that clock means nothing, and the time of day is compared instead. A record of an older
-    release does not name its boot: then the longer of the two counts, because a budget must not
-    forget hours.
+    reboot that clock means nothing, and the time of day is compared instead.
 
     Args:
         record: The run.
@@ -271,13 +257,11 @@ def get_attempt_duration_s(record: RunRecord, clocks: ClockReading | None = None
     if record.has_ended:
         return max(0.0, seconds_between(record.started_at, record.ended_at))
     clocks = clocks or read_clocks()
-    by_calendar = (clocks.now - datetime.fromisoformat(record.started_at)).total_seconds()
-    if record.began_monotonic_s is None:
-        by_clock = -1.0
-    else:
-        by_clock = clocks.monotonic_s - record.began_monotonic_s
-    if record.boot_id is None:
-        return max(0.0, by_clock, by_calendar)
-    if by_clock >= 0 and is_same_boot(record.boot_id, clocks.boot):
-        return by_clock
-    return max(0.0, by_calendar)
+    if (
+        record.began_monotonic_s is not None
+        and is_same_boot(record.boot_id or "", clocks.boot)
+        and clocks.monotonic_s >= record.began_monotonic_s
+    ):
+        return clocks.monotonic_s - record.began_monotonic_s
+    started_at = datetime.fromisoformat(record.started_at)
+    return max(0.0, (clocks.now - started_at).total_seconds())

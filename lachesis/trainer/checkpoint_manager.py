@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.errors import StorageError
 from lachesis.base.timestamps import now_iso
 from lachesis.rollout_api.scored_group import get_environment
-from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, Probe, ReferenceLoss
+from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, Probe
 from lachesis.runs.held_out import HeldOutPoint
 from lachesis.trainer.policy import Policy
 
@@ -154,7 +154,6 @@ class CheckpointManager:
             groups_by_environment=groups_by_environment,
             reward=reward,
             held_out=self._pending_held_out,
-            reference=_to_reference(probes),
             probes=probes,
             **paths,
         )
@@ -196,14 +195,11 @@ class CheckpointManager:
         """Compare the loaded weights with the saved ones by a text's log-probabilities, after
         publishing.
         """
-        saved_reference, loaded_reference = (
-            manifest.reference,
-            _to_reference(await self._measure_probes()),
-        )
-        if saved_reference and loaded_reference:
-            loss_change = loaded_reference.loss - saved_reference.loss
-        else:
-            loss_change = None
+        loaded_probes = await self._measure_probes()
+        loss_change = None
+        if manifest.probes and loaded_probes:
+            saved_logprobs, loaded_logprobs = manifest.probes[0].logprobs, loaded_probes[0].logprobs
+            loss_change = float(np.mean(saved_logprobs) - np.mean(loaded_logprobs))
         if loss_change is not None and abs(loss_change) > MAX_LOSS_CHANGE:
             log.warning(
                 "the loaded weights differ from the saved ones: %+.2e nats per token of a stored "
@@ -247,16 +243,8 @@ class CheckpointManager:
         await self.policy.discard((manifest.state, manifest.sampler_weights), SERVER_TIMEOUT_S)
 
 
-def _to_reference(probes: list[Probe]) -> ReferenceLoss | None:
-    if probes:
-        return ReferenceLoss(tokens=probes[0].tokens, loss=-float(np.mean(probes[0].logprobs)))
-    return None
-
-
 def _get_probe_tokens(checkpoint: Manifest | None) -> list[list[int]]:
     """Return the texts that later checkpoints of the run are compared by."""
     if checkpoint is None:
         return []
-    if not checkpoint.probes and checkpoint.reference:
-        return [checkpoint.reference.tokens]  # Checkpoints of early releases have one text.
     return [probe.tokens for probe in checkpoint.probes]

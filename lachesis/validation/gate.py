@@ -217,7 +217,6 @@ def _list_changed_fields(test: InferenceTest, config: RunConfig) -> list[str]:
         for key in {*own_values, *test.own_values}
         if own_values.get(key) != test.own_values.get(key)
     )
-    # A test of an earlier release has no settings of prompts.
     settings = get_prompt_settings(config)
     return changed + [
         name for name, value in settings.items() if test.prompt_settings.get(name, value) != value

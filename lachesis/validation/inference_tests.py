@@ -132,8 +132,6 @@ OUTPUT_SUFFIXES = (
     ".proxy.log",
     ".yaml",
     ".counters.json",
-    # The name that 0.1.0 gave to the counts.
-    ".tally.json",
     ".samples.jsonl",
 )
 

@@ -1,5 +1,5 @@
-"""The runner and the monitor keep a real Prefect server in order: flow runs that wait, the choices
-in forms, and the deployments of 0.1.0.
+"""The runner and the monitor keep a real Prefect server in order: flow runs that wait, and the
+choices in forms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from deployments import waiting_runs
-from deployments.former_names import RENAMED, retire_former_deployments
 from lachesis.base.json_text import Json
 from lachesis.orchestration import choices
 from lachesis.orchestration.prefect_api import PrefectApi
@@ -18,7 +17,6 @@ from lachesis.orchestration.server import NIGHTLY_FLOW, TRAINING_FLOW
 from lachesis.runs.store import RunStore
 
 pytestmark = pytest.mark.timeout(300)
-CRON = {"cron": "0 4 * * *", "timezone": "UTC"}
 
 
 @pytest.fixture
@@ -107,25 +105,3 @@ def test_the_forms_follow_the_environments(
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     assert choices.update_environment_choices(home) == [NIGHTLY_FLOW]
     assert read_choices() == sorted({*before, "newcomer"})
-
-
-def test_deployments_of_0_1_0_are_taken_over(home: Path, prefect_api: PrefectApi) -> None:
-    nightly = prefect_api.read_deployment(NIGHTLY_FLOW, "nightly-test")
-    nightly_id = (nightly or {}).get("id") or make_deployment(
-        prefect_api, NIGHTLY_FLOW, "nightly-test"
-    )
-    former_training = make_deployment(prefect_api, "launch-training", "local-test")
-    waiting = start(prefect_api, former_training, {"run_id": "deadbeef"}, "former")
-    former_nightly = make_deployment(prefect_api, "validate-all-environments", "local-test")
-    path = f"/deployments/{former_nightly}/schedules"
-    prefect_api._request("POST", path, [{"schedule": CRON, "active": False}])
-
-    retire_former_deployments(home)
-    assert prefect_api.read_deployment("launch-training", "local-test") is None
-    assert prefect_api.read_deployment("validate-all-environments", "local-test") is None
-    state = (prefect_api.read_flow_run(waiting) or {})["state"]
-    assert (state["type"], state["message"]) == ("CANCELLED", RENAMED)
-    schedules: Any = prefect_api._request("GET", f"/deployments/{nightly_id}/schedules")
-    moved = [one for one in schedules if one["slug"].startswith("person-")]
-    assert [(one["schedule"]["cron"], one["active"]) for one in moved] == [("0 4 * * *", False)]
-    retire_former_deployments(home)  # There is nothing left to do.

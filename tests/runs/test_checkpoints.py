@@ -199,7 +199,7 @@ def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> N
         '{"step": 4, "state": "tinker://r/weights/step-000004-state", "sampler_weights": '
         '"tinker://r/sampler_weights/step-000004-sampler", "final": false, "borrowed": false, '
         '"groups": 8, "mixture": {}, '
-        '"reward": 0.5, "reference": null, "probes": [], "files": {}, "created_at": '
+        '"reward": 0.5, "probes": [], "files": {}, "created_at": '
         '"2026-01-01T00:00:00+00:00"}'
     )
     manifest = checkpoints.select("best")

@@ -138,18 +138,6 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     assert get_attempt_duration_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
 
 
-def test_a_record_of_the_release_before_forgets_no_hours() -> None:
-    """It does not say which boot its clock belongs to: nine hours may look like a minute by that
-    clock.
-    """
-    hours_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
-    old = record(status="running", started_at=hours_ago, began_monotonic_s=time.monotonic() - 60)
-    assert old.boot_id is None
-    assert get_attempt_duration_s(old) == pytest.approx(9 * 3600, abs=5)
-    later = old.model_copy(update={"started_at": datetime.now(UTC).isoformat()})
-    assert get_attempt_duration_s(later) == pytest.approx(60, abs=5)
-
-
 @given(
     uptime=st.floats(0, 1e6),
     events=st.lists(

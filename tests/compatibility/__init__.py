@@ -1,1 +1,0 @@
-"""Homes that earlier versions made, and how a test gets one."""
