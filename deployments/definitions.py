@@ -59,7 +59,7 @@ the state *Refused*, and *Details* says which field is wrong and what is allowed
 | button | what it does |
 |---|---|
 | Cancel | saves a checkpoint and stops |
-| Suspend, Resume | saves a checkpoint and stops; continues from it |
+| Suspend | saves a checkpoint and stops, as Cancel does; Retry goes on |
 | Retry | continues a failed run from its newest checkpoint |
 | Copy to new run | starts a new run with the same parameters |
 """,

@@ -24,7 +24,6 @@ from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration.resuming import make_next_attempt_changes, needs_new_attempt
 from lachesis.orchestration.submit import STOPPED_BY_USER
-from lachesis.orchestration.suspension import describe_suspension, is_suspended
 from lachesis.runs import leftovers
 from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
@@ -105,10 +104,7 @@ def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
 
 def _describe_stop(store: RunStore, record: RunRecord) -> str | None:
     """Return why a run was stopped, unless its user did it, and which steps were not saved."""
-    if is_suspended(record):
-        stop_reason: str | None = describe_suspension(record.run_id)
-    else:
-        stop_reason = record.stop_reason or STOPPED_FROM_OUTSIDE
+    stop_reason: str | None = record.stop_reason or STOPPED_FROM_OUTSIDE
     if stop_reason == STOPPED_BY_USER:
         stop_reason = None
     unsaved_steps = _describe_unsaved_steps(store.dir(record.run_id), record)

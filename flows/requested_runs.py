@@ -24,11 +24,6 @@ from lachesis.orchestration.flow_parameters import (
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.resolved_launch import create_inference_test
 from lachesis.orchestration.resuming import belongs_to_attempt, belongs_to_run, is_own_submission
-from lachesis.orchestration.schedules import (
-    LAST_RUN_CHECKPOINTS,
-    find_runs,
-    find_schedule_of_flow_run,
-)
 from lachesis.orchestration.submit import (
     OWN_TAGS,
     list_tags,
@@ -43,6 +38,10 @@ from lachesis.service import LachesisService
 from lachesis.validation.inference_tests import InferenceTest
 
 log = logging.getLogger("lachesis.flow")
+# The checkpoints of a schedule's last run that its next run may start from.
+LAST_RUN_CHECKPOINTS = ("last", "best")
+# What Prefect calls the schedule that has made a flow run if that has no slug.
+NAMES_WITHOUT_SLUG = ("CronSchedule", "IntervalSchedule", "RRuleSchedule")
 
 
 def find_or_create_run(
@@ -116,7 +115,19 @@ def _read_schedule(flow_run_id: str | None) -> str | None:
     """
     if flow_run_id is None:
         return None
-    return find_schedule_of_flow_run(PrefectApi().read_flow_run(flow_run_id) or {})
+    creator = (PrefectApi().read_flow_run(flow_run_id) or {}).get("created_by") or {}
+    if creator.get("type") != "SCHEDULE":
+        return None
+    slug = creator.get("display_value")
+    if slug and slug not in NAMES_WITHOUT_SLUG:
+        return str(slug)
+    # The runner gives a schedule without a slug this one when it starts.
+    return f"person-{str(creator.get('id'))[:8]}"
+
+
+def _find_runs_of_schedule(store: RunStore, schedule: str | None) -> list[RunRecord]:
+    """Return the runs of a schedule, the newest first."""
+    return [record for record in store.all() if record.schedule == schedule]
 
 
 def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | None) -> str | None:
@@ -134,7 +145,7 @@ def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | 
             f"the parameter from_checkpoint is {checkpoint!r}, which only a schedule may have; "
             "allowed: RUN, RUN@STEP or RUN@best"
         )
-    for record in find_runs(store, schedule):
+    for record in _find_runs_of_schedule(store, schedule):
         if record.has_ended and Checkpoints(store.dir(record.run_id).checkpoints).find_newest():
             return f"{record.run_id}@{checkpoint}"
     return None
@@ -146,7 +157,7 @@ def _require_ended_predecessor(service: LachesisService, record: RunRecord) -> N
     Raises:
         RunSkippedError: One does.
     """
-    for other in find_runs(service.store, record.schedule or ""):
+    for other in _find_runs_of_schedule(service.store, record.schedule):
         if other.run_id != record.run_id and not service.get_run(other.run_id).has_ended:
             reason = f"{SKIPPED}run {other.run_id} of the schedule {record.schedule} still runs"
             service.store.update(record.run_id, stop_reason=reason)

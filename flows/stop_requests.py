@@ -7,27 +7,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from prefect import runtime
-from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause
-from prefect.states import Cancelled
 
 from lachesis.base.errors import ProcessExitedError, ServerDownError
 from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.suspension import (
-    SUSPENDED,
-    WAITING_STATES,
-    record_suspension,
-    remove_pause_timeout,
-)
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
 from tasks.outcomes import RequestToEnd
 
 RUNNER_PID = os.getppid()
 CHECK_INTERVAL_S = 3.0
+# Why a run ends whose flow run is suspended: it stops with a checkpoint, as if it was cancelled.
+SUSPENDED = "suspended in Prefect; Retry on its page, or `lachesis resume`, goes on"
+# States of a flow run that was suspended and resumed since the last check: it waits for a process.
+RESUMED_STATES = frozenset({"SCHEDULED", "PENDING"})
 RUNNER_GONE = (
     "the runner of this run was killed; start another one with `lachesis serve`, then `lachesis "
     "resume` the run"
@@ -42,10 +36,6 @@ class StopRequested(RequestToEnd):
     """
 
 
-class SuspendRequested(StopRequested):
-    """The flow run was suspended: it should end with a checkpoint and wait to be resumed."""
-
-
 def raise_if_stop_requested(store: RunStore, run_id: str, record: RunRecord | None = None) -> None:
     """Check that no end of the run was requested; after that no service may start.
 
@@ -55,22 +45,16 @@ def raise_if_stop_requested(store: RunStore, run_id: str, record: RunRecord | No
         record: Its record, if it was read just now.
 
     Raises:
-        StopRequested: An end was requested; a suspension raises `SuspendRequested`.
+        StopRequested: An end was requested.
         ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
     """
     record = record or store.load(run_id)
-    if record.stop_reason == SUSPENDED:
-        raise SuspendRequested(SUSPENDED)
     if record.stop_reason:
         raise StopRequested(record.stop_reason)
     # A process whose parent has died is adopted by another one.
     if os.getppid() != RUNNER_PID:
         raise ProcessExitedError(RUNNER_GONE)
-    try:
-        _check_flow_run_state(runtime.flow_run.id)
-    except SuspendRequested:
-        record_suspension(store, record)
-        raise
+    _check_flow_run_state(runtime.flow_run.id)
 
 
 def _check_flow_run_state(flow_run_id: str | None) -> None:
@@ -78,16 +62,12 @@ def _check_flow_run_state(flow_run_id: str | None) -> None:
     if flow_run_id is None:
         return
     try:
-        api = PrefectApi()
-        flow_run = api.read_flow_run(flow_run_id) or {}
+        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
         state = (flow_run.get("state") or {}).get("type")
-        if state == "PAUSED":
-            remove_pause_timeout(api, flow_run_id)
     except ServerDownError:
         return
-    # The run was suspended, or suspended and resumed, since the last check.
-    if state == "PAUSED" or state in WAITING_STATES:
-        raise SuspendRequested(SUSPENDED)
+    if state == "PAUSED" or state in RESUMED_STATES:
+        raise StopRequested(SUSPENDED)
     # A person may have set another state by hand; the flow itself completes only at its end.
     if state in ("CANCELLING", "CANCELLED", "COMPLETED"):
         raise StopRequested(f"marked as {state.lower()} in Prefect")
@@ -111,24 +91,3 @@ def throttle(check: Callable[[], None]) -> Callable[[], None]:
             check()
 
     return check_throttled
-
-
-def leave_flow_run_suspended() -> State[Any]:
-    """Leave the flow run suspended, or waiting for its next process, by raising Prefect's `Pause`.
-
-    Returns:
-        The final state, if it was cancelled while its services were being ended.
-    """
-    flow_run_id = runtime.flow_run.id or "none"
-    try:
-        api = PrefectApi()
-        flow_run = api.read_flow_run(flow_run_id) or {}
-        state = (flow_run.get("state") or {}).get("type")
-        if state == "PAUSED":  # A task of Prefect may have seen the suspension first.
-            remove_pause_timeout(api, flow_run_id)
-    except ServerDownError:
-        state = "PAUSED"
-    if state in ("CANCELLING", "CANCELLED"):
-        return Cancelled(message=f"{SUSPENDED}, then cancelled")
-    # Prefect leaves the state of a flow run that ends by this exception as it is.
-    raise Pause(SUSPENDED)

@@ -24,18 +24,12 @@ from flows.attempts import (
 )
 from flows.final_states import end_flow_run, make_refusal
 from flows.requested_runs import find_or_create_run, require_free_run
-from flows.stop_requests import (
-    StopRequested,
-    SuspendRequested,
-    leave_flow_run_suspended,
-    raise_if_stop_requested,
-)
+from flows.stop_requests import SUSPENDED, StopRequested, raise_if_stop_requested
 from flows.training_run import TrainingRun
 from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
 from lachesis.config.run_config import RunConfig
 from lachesis.orchestration.flow_parameters import RunLimits
-from lachesis.orchestration.suspension import record_suspension
 from lachesis.runs import leftovers
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.run_record import RunRecord
@@ -128,14 +122,10 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
         raise_if_stop_requested(store, run_id, record)
         _require_validation(store, record)
         phase = _run_services(store, record, lock_fd)
-    except (SuspendRequested, Pause):  # Tasks of Prefect raise Pause when they see a suspension.
-        record_suspension(store, store.load(run_id))
-        record_end(store, run_id, "stopped")
-        return leave_flow_run_suspended()
+    except Pause:  # Tasks of Prefect raise it when they see a suspension.
+        return _end_stopped(store, run_id, SUSPENDED)
     except StopRequested as request:
-        record_end(store, run_id, "stopped")
-        message = f"stopped: {store.load(run_id).stop_reason or request}"
-        return end_flow_run(Cancelled(message=message))
+        return _end_stopped(store, run_id, str(request))
     # Also SystemExit, which Prefect's logging raises when the runner is gone.
     except BaseException as error:
         if termination_signal := find_termination_signal(error):
@@ -153,6 +143,16 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
     with contextlib.suppress(Pause):
         publish_report(store, run_id)
     return None
+
+
+def _end_stopped(store: RunStore, run_id: str, request: str) -> State[Any]:
+    """Record that a run was stopped on request, unless it had another reason to end before."""
+    if request == SUSPENDED and store.load(run_id).stop_reason is None:
+        store.update(run_id, stop_reason=SUSPENDED, resume_requested=False)
+    record_end(store, run_id, "stopped")
+    message = f"stopped: {store.load(run_id).stop_reason or request}"
+    # A suspended flow run is overruled, because no process waits to be resumed.
+    return end_flow_run(Cancelled(message=message), force=request == SUSPENDED)
 
 
 def _fail(error: BaseException) -> State[Any]:

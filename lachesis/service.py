@@ -334,7 +334,6 @@ class LachesisService:
                 stop_reason=record.stop_reason or submit.STOPPED_BY_USER,
             )
         if record.has_ended:
-            submit.cancel_suspended_run(self.store, record)
             return {
                 "message": f"run {run_id} is not running and will not be resumed",
                 "run_id": run_id,

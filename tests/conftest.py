@@ -47,10 +47,8 @@ SAME_WORKER = {
     "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
     "tests/e2e/test_prefect_pages.py": "tests/e2e/test_lifecycle.py",
     "tests/e2e/test_deployments.py": "tests/e2e/test_lifecycle.py",
-    "tests/orchestration/test_runner.py": "tests/orchestration/test_suspension.py",
-    "tests/orchestration/test_schedules.py": "tests/orchestration/test_suspension.py",
-    "tests/orchestration/test_registered_deployments.py": "tests/orchestration/test_suspension.py",
-    "tests/orchestration/test_worker.py": "tests/orchestration/test_suspension.py",
+    "tests/orchestration/test_registered_deployments.py": "tests/orchestration/test_runner.py",
+    "tests/orchestration/test_worker.py": "tests/orchestration/test_runner.py",
     "tests/trainer/test_pushed_weights.py": "tests/trainer/test_weights.py",
 }
 """Modules that run in the worker of another module, because a launcher or a training of their own

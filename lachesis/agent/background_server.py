@@ -11,7 +11,7 @@ from lachesis.base.env_flags import is_env_flag_set
 from lachesis.base.errors import ServerDownError
 from lachesis.orchestration import server
 
-Answer = TypeVar("Answer", schemas.StartAnswer, schemas.TestReport, schemas.ScheduleAnswer)
+Answer = TypeVar("Answer", schemas.StartAnswer, schemas.TestReport)
 # Seconds that a first start takes, as an agent's client shows them.
 USUAL_START_S = 20.0
 

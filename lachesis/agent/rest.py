@@ -109,7 +109,6 @@ PUBLIC_PATHS = ("/", "/docs", "/openapi.json", "/static-offline-docs/")
 MAX_WAITING_CALLS = 100
 EditBody = TOOLS["rl_edit_config"].arguments
 StartBody = TOOLS["rl_start_training"].arguments
-ScheduleBody = TOOLS["rl_schedule_training"].arguments
 TestBody = TOOLS["rl_test_inference"].arguments
 CheckBody = TOOLS["rl_check_environment"].arguments
 RunId = Annotated[str, Path(description="Eight hexadecimal digits")]
@@ -144,7 +143,6 @@ def create_routes() -> FastAPI:
     _add_service_routes(app)
     _add_environment_routes(app)
     _add_run_routes(app)
-    _add_schedule_routes(app)
     _add_test_routes(app)
     return app
 
@@ -302,36 +300,6 @@ def _add_run_routes(app: FastAPI) -> None:
     ) -> Any:
         query = {"step": step, "order": order, "item": item, "limit": limit}
         return run_tool("rl_get_rollouts", context, {"run_id": run_id, **query})
-
-
-def _add_schedule_routes(app: FastAPI) -> None:
-    @app.get(
-        "/schedules",
-        response_model=schemas.ScheduleList,
-        **_describe_route("rl_list_schedules", "schedules"),
-    )
-    def list_schedules(context: RequestContext) -> Any:
-        return run_tool("rl_list_schedules", context)
-
-    @app.post(
-        "/schedules",
-        response_model=schemas.ScheduleAnswer,
-        **_describe_route("rl_schedule_training", "schedules"),
-    )
-    def schedule(
-        context: RequestContext,
-        body: Annotated[ScheduleBody, Body()],  # type: ignore[valid-type]
-    ) -> Any:
-        return run_tool("rl_schedule_training", context, _read_arguments(body))
-
-    @app.delete(
-        "/schedules/{name}",
-        response_model=schemas.ScheduleAnswer,
-        summary="Remove a schedule; its runs go on",
-        tags=["schedules"],
-    )
-    def remove_schedule(context: RequestContext, name: str) -> Any:
-        return run_tool("rl_schedule_training", context, {"remove": name})
 
 
 def _add_test_routes(app: FastAPI) -> None:

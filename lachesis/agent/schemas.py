@@ -6,7 +6,6 @@ from typing import Any
 
 from lachesis.base.json_text import Json
 from lachesis.base.response_model import ResponseModel
-from lachesis.orchestration.schedules import TrainingSchedule
 from lachesis.reporting.run_answers import QueuePlace, RunStatus
 from lachesis.validation.forecast import Forecast
 from lachesis.validation.inference_tests import Stage
@@ -102,30 +101,6 @@ class PlannedService(ResponseModel):
     """
     command: list[str]
     log: str
-
-
-class ScheduleList(ResponseModel):
-    """All schedules of trainings."""
-
-    schedules: list[TrainingSchedule]
-    count: int
-
-
-class ScheduleAnswer(ResponseModel):
-    """A schedule that was made or removed."""
-
-    message: str
-    server_started: str | None = None
-    """Present if this call has started the Prefect server of this home."""
-    schedule: str | None
-    """Its name."""
-    parameters: Json | None = None
-    """The parameters of each training that it starts."""
-    confirmation_required: bool | None = None
-    """True if nothing was scheduled because the profile may cost money; call again with
-    confirm=true.
-    """
-    next_steps: list[str] | None = None
 
 
 class StartAnswer(ResponseModel):

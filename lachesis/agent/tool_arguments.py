@@ -51,34 +51,6 @@ StartFrom = Annotated[
 ]
 
 
-ScheduledFrom = Annotated[
-    str | None,
-    Field(
-        max_length=100,
-        description="`last` or `best`: each run starts from that checkpoint of the one before it",
-    ),
-]
-
-
-Cron = Annotated[
-    str | None,
-    Field(
-        min_length=1,
-        max_length=100,
-        description="Minute, hour, day, month and day of the week, as in `0 2 * * *`",
-    ),
-]
-
-
-TimeZone = Annotated[str, Field(max_length=100, description="As in `Europe/Berlin`")]
-
-
-RemovedSchedule = Annotated[
-    str | None,
-    Field(min_length=1, max_length=200, description="A schedule to remove; its runs go on"),
-]
-
-
 NewLimits = Annotated[
     dict[str, Any] | None,
     Field(

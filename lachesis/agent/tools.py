@@ -19,7 +19,6 @@ from lachesis.agent import (
     models,
     previews,
     rollouts,
-    schedules,
     schemas,
 )
 from lachesis.agent.availability import (
@@ -42,24 +41,20 @@ from lachesis.agent.tool_arguments import (
     AnsweringModel,
     Confirm,
     CreateFile,
-    Cron,
     IdempotencyKey,
     InstallRequirements,
     NewLimits,
-    RemovedSchedule,
     RequireValidation,
     ResumedRun,
     RolloutItem,
     RolloutOrder,
     RolloutStep,
     RunId,
-    ScheduledFrom,
     SelectedModel,
     SelectedProfile,
     StartFrom,
     TestedModels,
     TestPrompts,
-    TimeZone,
 )
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
@@ -197,39 +192,6 @@ def rl_start_training(
         ),
         context.report_progress,
     )
-
-
-@tool(ToolHints(open_world=True))
-def rl_schedule_training(
-    context: CallContext,
-    cron: Cron = None,
-    timezone: TimeZone = "UTC",
-    start_from: ScheduledFrom = None,
-    remove: RemovedSchedule = None,
-    confirm: Confirm = False,
-) -> schemas.ScheduleAnswer:
-    """Start the draft again and again at the times of a cron line, or remove such a schedule.
-
-    A training is skipped while the one before it of the same schedule still runs.
-    """
-    if (cron is None) == (remove is None):
-        raise ArgumentsError("give either cron, to make a schedule, or remove, to remove one")
-    if remove is not None:
-        return schedules.remove_schedule(context.session, remove)
-    if not confirm and previews.must_confirm(context.session):
-        return schedules.preview_schedule(context.session, cron or "", timezone)
-    return call_with_server(
-        lambda: schedules.schedule_draft(
-            context.session, cron or "", timezone, start_from, confirmed=confirm
-        ),
-        context.report_progress,
-    )
-
-
-@tool(READ_ONLY_HINTS)
-def rl_list_schedules(context: CallContext) -> schemas.ScheduleList:
-    """List the schedules of trainings, with their next start and their last run."""
-    return schedules.list_schedules(context.session)
 
 
 @tool(READ_ONLY_HINTS)

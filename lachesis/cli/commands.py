@@ -32,8 +32,6 @@ HANDLERS = {
     "rm": "run_edits:handle_rm",
     "rollouts": "rollouts:handle_rollouts",
     "runs": "run_list:handle_runs",
-    "schedule": "schedules:handle_schedule",
-    "schedules": "schedules:handle_schedules",
     "serve": "serve:handle_serve",
     "serve-model": "ask:handle_serve_model",
     "status": "one_run:handle_status",
@@ -41,7 +39,6 @@ HANDLERS = {
     "test": "testing:handle_test",
     "train": "train:handle_train",
     "ui": "serve:handle_ui",
-    "unschedule": "schedules:handle_unschedule",
     "watch": "watch:handle_watch",
     "weights": "weights:handle_weights",
 }

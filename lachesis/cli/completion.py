@@ -50,7 +50,6 @@ def _find_completer(action: argparse.Action) -> Completer | None:
         "name": _list_environments if not action.option_strings else None,
         "edits": _list_fields,
         "profile": _list_profiles,
-        "schedule": _list_schedules,
     }.get(action.dest)
 
 
@@ -90,10 +89,3 @@ def _list_profiles(prefix: str, **_: object) -> list[str]:
     from lachesis.config.profiles import PROFILES
 
     return [name for name in PROFILES if name.startswith(prefix)]
-
-
-def _list_schedules(prefix: str, **_: object) -> list[str]:
-    from lachesis.orchestration.schedules import list_schedules
-    from lachesis.runs.store import RunStore
-
-    return [one.name for one in list_schedules(RunStore()) if one.name.startswith(prefix)]

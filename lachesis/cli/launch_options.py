@@ -1,4 +1,4 @@
-"""Read the options of the commands that describe a launch: train, schedule and config."""
+"""Read the options of the commands that describe a launch: train and config."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Communicate with Prefect: submit, resume, suspend, notify and show."""
+"""Communicate with Prefect: submit, resume, notify and show."""

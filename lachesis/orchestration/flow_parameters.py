@@ -233,25 +233,6 @@ def make_parameters(
     return _redact_parameters(parameters)
 
 
-def make_scheduled_parameters(
-    request: LaunchRequest,
-    environment_file: str,
-    set_fields: Mapping[str, Any],
-    from_checkpoint: str | None,
-) -> Json:
-    """Return the parameters of each run of a schedule; see `make_parameters`.
-
-    `from_checkpoint` may be `last` or `best`, which mean the schedule's last run.
-    """
-    parameters = make_parameters(request, environment_file, set_fields, run_id="")
-    del parameters["run_id"]
-    if request.confirmed:  # A single run is confirmed anew when it is copied in Prefect.
-        parameters["confirmed"] = True
-    if from_checkpoint is not None:
-        parameters["from_checkpoint"] = from_checkpoint
-    return parameters
-
-
 def make_test_parameters(
     request: LaunchRequest,
     options: TestOptions,

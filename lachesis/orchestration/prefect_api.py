@@ -45,14 +45,6 @@ class PrefectApi(PrefectHttp):
         """Delete a deployment; its flow runs stay."""
         self._request("DELETE", f"/deployments/{deployment_id}")
 
-    def create_schedule(self, deployment_id: str, schedule: Json) -> Json:
-        """Add a schedule to a deployment and return it."""
-        return dict(self._request("POST", f"/deployments/{deployment_id}/schedules", [schedule])[0])
-
-    def delete_schedule(self, deployment_id: str, schedule_id: str) -> None:
-        """Delete a schedule; the server also deletes the flow runs that it has planned."""
-        self._request("DELETE", f"/deployments/{deployment_id}/schedules/{schedule_id}")
-
     def list_waiting_flow_runs(self, deployment_id: str, *, due_only: bool = False) -> list[Json]:
         """Return the flow runs of a deployment that wait to be started or are suspended.
 
@@ -132,23 +124,6 @@ class PrefectApi(PrefectHttp):
             )
             or {}
         )
-
-    def suspend(self, flow_run_id: str, message: str) -> None:
-        """Mark the flow run as suspended without a time limit, whatever its state is."""
-        details = {"pause_reschedule": True}
-        state = {
-            "type": "PAUSED",
-            "name": "Suspended",
-            "message": message,
-            "state_details": details,
-        }
-        body = {"state": state, "force": True}
-        self._request("POST", f"/flow_runs/{flow_run_id}/set_state", body)
-
-    def resume(self, flow_run_id: str) -> bool:
-        """Schedule a suspended flow run again; return False if it is no longer suspended."""
-        result = self._request("POST", f"/flow_runs/{flow_run_id}/resume")
-        return (result or {}).get("status") == "ACCEPT"
 
     def upsert_artifact(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,6 @@ from lachesis.base.errors import ServerDownError, StorageError, UnknownRunError
 from lachesis.base.timestamps import seconds_between
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.submit import log
-from lachesis.orchestration.suspension import (
-    SUSPENDED,
-    WAITING_STATES,
-    describe_suspension,
-    is_suspended,
-    record_not_resumable,
-    record_suspension,
-    remove_pause_timeout,
-)
 from lachesis.runs.run_record import RunRecord, RunStatusName
 from lachesis.runs.store import RunStore
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
@@ -75,7 +65,7 @@ def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRec
         _refresh_or_keep(record, lambda record: _end_if_never_submitted(store, record))
         for record in records
     ]
-    unsettled = [record for record in records if not record.has_ended or is_suspended(record)]
+    unsettled = [record for record in records if not record.has_ended]
     flow_run_ids = [record.flow_run_id for record in unsettled if record.flow_run_id]
     if not flow_run_ids:
         return records, None
@@ -142,7 +132,7 @@ def _refresh_from_server(
     store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None
 ) -> RunRecord:
     if record.has_ended or record.flow_run_id is None:
-        return _requeue_if_resumed(store, record, flow_run)
+        return record
     if flow_run is None and url != record.prefect_api_url:
         return record  # The run belongs to another server.
     alive = store.dir(record.run_id).is_alive()
@@ -156,8 +146,6 @@ def _refresh_from_server(
     if status in ("failed", "stopped", "completed"):
         if alive:  # Its services are still being ended.
             return record.model_copy(update={"status": "stopping"})
-        if state["type"] == "PAUSED":
-            return _end_suspended(store, record)
         return _end_run(
             store,
             record,
@@ -169,40 +157,10 @@ def _refresh_from_server(
     return record.model_copy(update={"status": status})
 
 
-def _end_suspended(store: RunStore, record: RunRecord) -> RunRecord:
-    """End a run that was suspended before it had a process, unless somebody has just resumed it."""
-    paused = True
-    with contextlib.suppress(ServerDownError):
-        paused = remove_pause_timeout(PrefectApi(), record.flow_run_id or "none")
-    if not paused:
-        return record
-    record = record_suspension(store, record)
-    # A run that was stopped before has another reason, and its flow run cannot be resumed.
-    error = describe_suspension(record.run_id) if is_suspended(record) else record.error
-    return _end_run(store, record, "stopped", error)
-
-
-def _requeue_if_resumed(
-    store: RunStore, record: RunRecord, flow_run: dict[str, Any] | None
-) -> RunRecord:
-    """Return the record of an ended run, as one that waits when its suspended flow run was
-    resumed.
-    """
-    if flow_run is None or not is_suspended(record):
-        return record
-    state = str(flow_run["state"]["type"])
-    if state in WAITING_STATES or state == "RUNNING":  # its flow has not written its record yet
-        return record.model_copy(update={"status": "pending", "phase": "queued", "error": None})
-    if state == "PAUSED":
-        return record
-    reason = f"{SUSPENDED}, where its flow run is {state.lower()} by now"
-    return record_not_resumable(store, record, reason)
-
-
 def _end_run(
     store: RunStore, record: RunRecord, status: RunStatusName, error: str | None
 ) -> RunRecord:
-    """Into the record; on a full disk at least into the answer."""
+    """Record how a run ended; if the disk is full, return the updated record without saving it."""
     try:
         return store.mark_ended(record.run_id, status, error, if_attempt=record.attempt)
     except StorageError as problem:

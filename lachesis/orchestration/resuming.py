@@ -14,7 +14,6 @@ from lachesis.config.run_config import RunConfig
 from lachesis.orchestration import agent_policy, submit
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import read_key_names
-from lachesis.orchestration.suspension import find_flow_run_to_resume, is_suspended, resume_flow_run
 from lachesis.runs import fork
 from lachesis.runs.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
 from lachesis.runs.checkpoints import Checkpoints
@@ -167,9 +166,7 @@ def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> No
 def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
     """Continue an ended run from its newest checkpoint, as a new attempt.
 
-    A suspended flow run is resumed, any other one has ended and a new one is submitted. Of several
-    calls at once, and of a resume in Prefect meanwhile, one makes the attempt, and all have its
-    run.
+    Of several calls at once one makes the attempt, and all have its run.
 
     Args:
         store: The runs of this home.
@@ -179,14 +176,7 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRe
     Raises:
         ServerDownError: The record is then as it was.
     """
-    flow_run = find_flow_run_to_resume(record)
-    if flow_run is not None and flow_run["state"]["type"] == "RUNNING":
-        return store.load(record.run_id)  # resumed in Prefect; its flow makes the attempt
-    attempt_changes = {
-        **make_next_attempt_changes(record),
-        # A suspended flow run goes on as the same one, so its id stays.
-        "flow_run_id": flow_run and record.flow_run_id,
-    }
+    attempt_changes = make_next_attempt_changes(record)
     queued_record = store.update(
         record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
     )
@@ -197,12 +187,6 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRe
     ):
         return queued_record
     try:
-        if flow_run is not None:
-            # The server refuses to resume a run that was cancelled meanwhile; it gets a new flow
-            # run then.
-            if resume_flow_run(flow_run):
-                return queued_record
-            queued_record = store.update(record.run_id, flow_run_id=None)
         return submit.submit_run(store, queued_record)
     except BaseException:
         store.update(record.run_id, **record.model_dump(include={*attempt_changes, *changes}))
@@ -210,12 +194,10 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRe
 
 
 def needs_new_attempt(record: RunRecord) -> bool:
-    """Return whether a flow run that starts now has to make a new attempt of the run.
-
-    This is the case if a flow has already begun this attempt, and if the attempt was suspended
-    before it could begin: then Prefect starts the flow run again through a retry or a resume.
+    """Return whether a flow run that starts now has to make a new attempt of the run, because a
+    flow has already begun this one.
     """
-    return record.started_at is not None or is_suspended(record)
+    return record.started_at is not None
 
 
 def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:

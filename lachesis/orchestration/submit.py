@@ -15,7 +15,6 @@ from lachesis.base.waiting import wait_until
 from lachesis.orchestration.prefect_api import PrefectApi
 from lachesis.orchestration.server import TEST_FLOW, TRAINING_FLOW, find_deployment, get_max_runs
 from lachesis.orchestration.server_info import find_api_url
-from lachesis.orchestration.suspension import SUSPENDED, is_suspended, record_not_resumable
 from lachesis.runs import leftovers
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
@@ -48,7 +47,7 @@ def make_submission_key(record: RunRecord) -> str:
 
 
 def list_parameters(record: RunRecord) -> Json:
-    """Return the parameters of a run's flow run; those of 0.1.0 say only which run it is."""
+    """Return the parameters of a run's flow run."""
     return record.parameters or {
         "environment": record.environment,
         "profile": record.profile,
@@ -143,7 +142,7 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
         store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
         store.mark_ended(record.run_id, "stopped")
         return
-    if record.stop_reason is None or is_suspended(record):
+    if record.stop_reason is None:
         store.update(record.run_id, stop_reason=reason)
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
@@ -161,18 +160,6 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
             flow_process.terminate()
 
 
-def cancel_suspended_run(store: RunStore, record: RunRecord) -> None:
-    """Cancel the flow run of an ended run if it is suspended, so that it cannot be resumed in
-    Prefect.
-
-    Raises:
-        ServerDownError: The run stays suspended.
-    """
-    if is_suspended(record):
-        PrefectApi().cancel(record.flow_run_id or "", STOPPED_BY_USER)
-        record_not_resumable(store, record, f"{SUSPENDED}, then {STOPPED_BY_USER}")
-
-
 def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
     """Wait until no service of the run exists and the flow has reported its end to the server."""
 
@@ -185,7 +172,7 @@ def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0)
             ) or {}
         except ServerDownError:
             return True
-        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED")
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
     return wait_until(is_gone, timeout_s)
 

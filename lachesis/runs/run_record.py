@@ -132,7 +132,7 @@ class RunRecord(BaseModel):
     made_for_flow_run_id: str | None = None
     """The flow run that was started in Prefect and for which this run was made, if one was."""
     schedule: str | None = None
-    """The schedule that has started it, if one has; see `lachesis.orchestration.schedules`."""
+    """The slug of the schedule in Prefect that has started it, if one has."""
     flow_pid: int | None = None
     services: dict[str, ServiceRecord] = {}
     dead_environments: dict[str, str] = {}

@@ -82,8 +82,5 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         )
 
     monkeypatch.setattr(submit, "submit_run", submit_run)
-    monkeypatch.setattr(
-        "lachesis.orchestration.resuming.find_flow_run_to_resume", lambda record: None
-    )
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return ids

@@ -22,8 +22,6 @@ from lachesis.orchestration.server_info import read_server_info
 from tests.prefect_server import give_database
 from tests.served import processes_under
 
-SCHEDULE = {"cron": "0 3 1 1 *"}
-
 
 @pytest.fixture
 def unserved(home: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -61,13 +59,13 @@ async def _ask_over_mcp(tool: str, arguments: Json) -> Json:
 async def test_two_agents_that_need_a_server_get_the_same_one(unserved: Path) -> None:
     _call("first", "rl_select_environment", {"name": "arithmetic"})
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        first = pool.submit(_call, "first", "rl_schedule_training", SCHEDULE)
-        second_answer = await _ask_over_mcp("rl_schedule_training", SCHEDULE)
+        first = pool.submit(_call, "first", "rl_start_training", {})
+        second_answer = await _ask_over_mcp("rl_start_training", {})
     first_answer, texts = first.result()
+    for answer in (first_answer, second_answer):
+        _call("first", "rl_stop_training", {"run_id": answer["run_id"]})
     server_info = read_server_info()
     assert server_info is not None
-    for answer in (first_answer, second_answer):
-        assert answer.get("schedule"), answer
     notes = [answer.get("server_started") for answer in (first_answer, second_answer)]
     assert any(notes)
     for note in filter(None, notes):
@@ -77,9 +75,10 @@ async def test_two_agents_that_need_a_server_get_the_same_one(unserved: Path) ->
     assert server_info["key_places"] == {"TINKER_API_KEY": str(unserved / ".env")}
     health, _ = _call("first", "rl_health_check", {})
     assert health["status"] == "ok", health
-    again, texts = _call("first", "rl_schedule_training", SCHEDULE)
+    again, texts = _call("first", "rl_start_training", {})
     assert "server_started" not in again
     assert texts == []
+    _call("first", "rl_stop_training", {"run_id": again["run_id"]})
 
 
 def test_nothing_is_started_for_a_call_that_is_refused(unserved: Path) -> None:
@@ -95,7 +94,7 @@ def test_nothing_is_started_for_a_call_that_is_refused(unserved: Path) -> None:
 def test_a_start_can_be_forbidden(unserved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LACHESIS_NO_SERVE", "1")
     _call("first", "rl_select_environment", {"name": "arithmetic"})
-    answer, texts = _call("first", "rl_schedule_training", SCHEDULE)
+    answer, texts = _call("first", "rl_start_training", {})
     assert answer["code"] == "server_down"
     assert "lachesis serve" in answer["error"]
     assert texts == []

@@ -60,7 +60,7 @@ async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> No
         for name, tool in by_name.items()
         if "confirm" in tool.input_schema.get("properties", {})
     }
-    assert confirmed == {"rl_start_training", "rl_stop_training", "rl_schedule_training"}
+    assert confirmed == {"rl_start_training", "rl_stop_training"}
 
 
 async def test_what_an_agent_must_read_is_short(

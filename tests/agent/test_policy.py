@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.requested_runs import find_or_create_run
 from lachesis.agent import check_jobs
 from lachesis.agent.session import AgentSession
-from lachesis.base.errors import ConfigError, LachesisError, PolicyError
+from lachesis.base.errors import ConfigError, PolicyError
 from lachesis.base.json_text import Json
 from lachesis.config.policy import load_policy
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration import agent_policy, schedules, server, submit
+from lachesis.orchestration import agent_policy, server, submit
 from lachesis.orchestration.launch_inputs import LaunchRequest
 from lachesis.service import LachesisService
 from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore, TestOptions
@@ -173,7 +172,6 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "group_size": (2, 16, 256),
     "allow_duplicate": (True,),
     "confirm": (True,),
-    "cron": ("0 2 * * *",),
     "limits": (None, {"max_cost_usd": 50}, {"max_cost_usd": 1.0}),
 }
 WEIGHTS = {
@@ -181,7 +179,6 @@ WEIGHTS = {
     "rl_edit_config": 6,
     "rl_start_training": 6,
     "rl_test_inference": 3,
-    "rl_schedule_training": 2,
     "rl_check_environment": 1,
 }
 PER_RUN, PER_DAY = 2.0, 5.0
@@ -207,10 +204,6 @@ def test_no_tool_gets_past_the_policy(
         require_validation=False,
     )
     rng = random.Random(seed)
-    scheduled: list[Json] = []
-    monkeypatch.setattr(
-        schedules, "create_schedule", lambda home, cron, zone, values: scheduled.append(values)
-    )
     monkeypatch.setattr(
         check_jobs,
         "_start_process",
@@ -225,8 +218,6 @@ def test_no_tool_gets_past_the_policy(
         answer = ask(tool, **_draw_arguments(rng, tool, service))
         outcomes.add(str(answer.get("code", "done")))
         _end_some(rng, service)
-        while scheduled:  # as Prefect performs it at night
-            _perform(service, scheduled.pop())
         _assert_allowed(service)
     assert {"policy", "done", "locked_field"} <= outcomes, outcomes
     assert any(record.profile == "tinker" for record in service.store.all()), "nothing was paid"
@@ -238,7 +229,6 @@ def _draw_arguments(rng: random.Random, tool: str, service: LachesisService) -> 
         "rl_edit_config": ("field", "value"),
         "rl_start_training": ("allow_duplicate", "confirm"),
         "rl_test_inference": ("models", "num_steps", "group_size"),
-        "rl_schedule_training": ("cron", "confirm"),
         "rl_check_environment": ("environment",),
     }[tool]
     arguments = {name: rng.choice(TRIED[name]) for name in names}
@@ -253,13 +243,6 @@ def _end_some(rng: random.Random, service: LachesisService) -> None:
     for record in service.store.all():
         if not record.has_ended and rng.random() < 0.2:
             service.store.update(record.run_id, status="failed")
-
-
-def _perform(service: LachesisService, parameters: Json) -> None:
-    try:
-        find_or_create_run(service, parameters, None)
-    except LachesisError:
-        return  # refused, as it should be or not: what was made is looked at
 
 
 def _assert_allowed(service: LachesisService) -> None:

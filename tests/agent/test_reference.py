@@ -19,7 +19,7 @@ SKILL = ROOT / "skills" / "rl-training" / "SKILL.md"
 def test_every_tool_has_a_test_of_its_name_and_stands_in_the_skill(name: str) -> None:
     tests = "".join(
         (ROOT / "tests" / "agent" / f"test_{part}.py").read_text()
-        for part in ("tools", "check_jobs", "schedules", "rollouts")
+        for part in ("tools", "check_jobs", "rollouts")
     )
     assert f"def test_{name}(" in tests
     assert name in SKILL.read_text() + (ROOT / "docs" / "how-to" / "agents.md").read_text()

@@ -36,15 +36,14 @@ addEventListener("DOMContentLoaded", () => {
 NO_CHROMIUM = "no Chromium on this machine (apt-get install chromium)"
 PATIENCE_MS = 30_000
 OPTIONAL = " (Optional)"
-Action = Literal["Cancel", "Suspend", "Resume", "Retry"]
+Action = Literal["Cancel", "Suspend", "Retry"]
 V2_WORDS: dict[Action, tuple[str, str]] = {
     "Cancel": ("Cancel", "Cancel Flow Run"),
     "Suspend": ("Pause", "Pause Flow Run"),
-    "Resume": ("Resume", "Resume"),
     "Retry": ("Retry", "Retry"),
 }
 """The item of the menu and the button that confirms it."""
-V1_CONFIRMATIONS = {"Cancel": "Confirm", "Suspend": "Submit", "Resume": "Submit", "Retry": "Retry"}
+V1_CONFIRMATIONS = {"Cancel": "Confirm", "Suspend": "Submit", "Retry": "Retry"}
 
 
 @contextlib.contextmanager

@@ -207,9 +207,18 @@ def test_the_command_line_submits_the_same_deployment(
 def test_a_schedule_goes_on_from_the_best_checkpoint_of_its_last_run(
     server: Server, served_home: Path, cli: Callable[..., Any]
 ) -> None:
-    words = ["--cron", "* * * * *", "--steps", "3", "--from", "best"]
-    settings = [word for line in SMALL.splitlines() for word in ("--set", line)]
-    name = cli("schedule", "arithmetic", *words, *settings)["schedule"]
+    parameters = {
+        "environment": "arithmetic",
+        "steps": 3,
+        "from_checkpoint": "best",
+        "settings": SMALL,
+    }
+    schedules = f"/deployments/{server.deployment('train')}/schedules"
+    cron = {"cron": "* * * * *", "timezone": "UTC"}
+    schedule: Any = server.ask(
+        "POST", schedules, [{"schedule": cron, "active": True, "parameters": parameters}]
+    )
+    name = f"person-{schedule[0]['id'][:8]}"
 
     def find_completed() -> list[RunRecord]:
         runs = [one for one in RunStore(served_home).all() if one.schedule == name]
@@ -221,10 +230,8 @@ def test_a_schedule_goes_on_from_the_best_checkpoint_of_its_last_run(
         first, second = server.wait_for(
             lambda: runs[:2] if len(runs := find_completed()) > 1 else None, 240, "two trainings"
         )
-        (listed,) = [one for one in cli("schedules")["schedules"] if one["name"] == name]
-        assert listed["last_run"] in {one.run_id for one in RunStore(served_home).all()}
     finally:
-        cli("unschedule", name)
+        server.ask("DELETE", f"{schedules}/{schedule[0]['id']}")
     assert first.forked_from is None
     assert (second.forked_from or "").startswith(f"{first.run_id}@")
     for record in RunStore(served_home).all():  # A third one may have begun.

@@ -1,7 +1,7 @@
 """A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
 
 `make e2e` does this in one of Prefect's two UIs, and `make faults` in both. `make test` calls the
-same operations without a browser: tests/orchestration/test_suspension.py and its neighbours.
+same operations without a browser: tests/tasks/test_stop_requests.py and its neighbours.
 """
 
 from __future__ import annotations
@@ -150,12 +150,13 @@ def start_by_hand(person: Person, pages: PrefectPages, server: Server, steps: in
 
 
 def test_every_button_of_a_run(person: Person, pages: PrefectPages, server: Server) -> None:
-    """A training is suspended, resumed, fails, is retried and cancelled."""
+    """A training is suspended, retried, fails, is retried again and cancelled."""
     record = start_by_hand(person, pages, server, 5000)
     person.train(record, 5)
 
-    person.press(record, "Suspend", "Suspended", "stopped")
-    person.press(record, "Resume", "Running", "running")
+    person.press(record, "Suspend", "Cancelled", "stopped")
+    assert "suspended in Prefect" in (person.store.load(record.run_id).error or "")
+    person.press(record, "Retry", "Running", "running")
     steps = person.train(record, person.train(record, 5) + 3)
 
     trainer = person.store.load(record.run_id).services["trainer"].pid
@@ -254,9 +255,9 @@ def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
         first, skipped = server.wait_for(
             lambda: runs[:2] if len(runs := find_runs()) > 1 else None, 120, "two runs"
         )
-        assert name in [one["name"] for one in person.cli("schedules")["schedules"]]
     finally:
-        person.cli("unschedule", name)
+        path = f"/deployments/{server.deployment('train')}/schedules/{schedule['id']}"
+        server.ask("DELETE", path)
     assert (first.name, first.total_steps) == ("by a schedule", 5000)
     pages.open_flow_run(skipped.flow_run_id or "")
     person.expect(skipped, "Skipped", "stopped")

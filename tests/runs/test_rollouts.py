@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from lachesis.base.errors import ConfigError, StorageError
 from lachesis.runs import rollout_files
 from lachesis.runs.rollout_files import COLUMNS, RolloutFolder, list_rollout_files, make_schema
-from lachesis.runs.rollout_groups import read_group_table
 from lachesis.runs.rollouts import RolloutQuery, find_rollouts
 from tests.rollout_rows import make_row
 
@@ -91,24 +89,6 @@ def test_small_files_are_merged_and_nothing_is_lost(tmp_path: Path) -> None:
     assert [row["step"] for row in found.rollouts] == [
         step for step in range(1, 41) for _ in "1234"
     ]
-
-
-def test_rollouts_of_a_release_with_fewer_columns_are_found_and_merged(tmp_path: Path) -> None:
-    folder = RolloutFolder(tmp_path, GIGABYTE)
-    write_steps(folder, range(1, 3))
-    older = tmp_path / "steps-00000001-00000001.parquet"
-    pq.write_table(pq.read_table(older).drop_columns(["trained_logprobs"]), older)
-    rows = find_rollouts(tmp_path, RolloutQuery(limit=1000, with_tokens=True)).rollouts
-    assert [row["trained_logprobs"] for row in rows[::4]] == [None, [None, None, -0.25]]
-    (only_older,) = find_rollouts(
-        tmp_path, RolloutQuery(step=1, limit=1, with_tokens=True)
-    ).rollouts
-    assert "trained_logprobs" not in only_older
-    assert read_group_table(tmp_path).num_groups == 4
-    write_steps(folder, range(3, 41))
-    merged = find_rollouts(tmp_path, RolloutQuery(limit=1000, with_tokens=True)).rollouts
-    assert [row["trained_logprobs"] for row in merged[::4]][:2] == [None, [None, None, -0.25]]
-    assert len(merged) == 160
 
 
 def test_an_interrupted_merge_shows_no_rollout_twice(

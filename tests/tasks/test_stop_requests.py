@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 from prefect.exceptions import Pause
 
-from flows import stop_requests
+from flows import final_states, stop_requests, train
 from flows.dead_environments import DeadEnvironmentDetector
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import console, show_runs
-from lachesis.orchestration.suspension import SUSPENDED
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
@@ -44,7 +43,7 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer({})
+        self._answer({"state": self.sent[-1]["state"]})
 
     def _answer(self, answer: Any) -> None:
         body = json.dumps(answer).encode()
@@ -63,9 +62,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
-        monkeypatch.setattr(
-            stop_requests, "runtime", SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
-        )
+        runtime = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
+        monkeypatch.setattr(stop_requests, "runtime", runtime)
+        monkeypatch.setattr(final_states, "runtime", runtime)
         monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
         yield kind
         served.shutdown()
@@ -92,40 +91,35 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     server: type[Answering], store: RunStore, state: str
 ) -> None:
     stop_requests.raise_if_stop_requested(store, RUN)
-    details = {"pause_reschedule": True, "pause_timeout": "2030-01-01T00:00:00Z"}
-    server.state = {"type": state, "state_details": details}
+    server.state = {"type": state}
     for _ in range(2):
-        with pytest.raises(stop_requests.SuspendRequested):
+        with pytest.raises(stop_requests.StopRequested, match="suspended in Prefect; Retry on"):
             stop_requests.raise_if_stop_requested(store, RUN)
-    assert store.load(RUN).stop_reason == SUSPENDED
-    assert [sent["state"]["state_details"] for sent in server.sent] == [
-        {"pause_reschedule": True}
-    ] * (state == "PAUSED")
-    with pytest.raises(Pause):
-        stop_requests.leave_flow_run_suspended()
 
 
-@pytest.mark.parametrize("state", ["SCHEDULED", "RUNNING"])
-def test_a_resume_since_the_last_question_is_not_overwritten(
-    server: type[Answering],
-    store: RunStore,
-    state: str,
+@pytest.mark.parametrize(
+    ("earlier", "kept"), [(None, stop_requests.SUSPENDED), ("budget", "budget")]
+)
+def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
+    server: type[Answering], store: RunStore, earlier: str | None, kept: str
 ) -> None:
-    server.state = {"type": "PAUSED", "state_details": {"pause_timeout": "2030-01-01T00:00:00Z"}}
-    server.later = {"type": state}
-    with pytest.raises(stop_requests.SuspendRequested):
-        stop_requests.raise_if_stop_requested(store, RUN)
-    assert server.sent == []
+    store.update(RUN, stop_reason=earlier, resume_requested=True)
+    with pytest.raises(Pause):
+        train._end_stopped(store, RUN, stop_requests.SUSPENDED)
+    record = store.load(RUN)
+    assert (record.status, record.stop_reason, record.error) == ("stopped", kept, kept)
+    assert record.resume_requested is (earlier is not None)
+    (sent,) = server.sent
+    assert sent["force"] is True
+    assert (sent["state"]["type"], sent["state"]["message"]) == ("CANCELLED", f"stopped: {kept}")
 
 
-def test_other_ends_are_no_suspensions(
+def test_other_ends_say_their_reason(
     server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.state = {"type": "CANCELLING"}
-    with pytest.raises(stop_requests.StopRequested, match="cancelling") as caught:
+    with pytest.raises(stop_requests.StopRequested, match="cancelling"):
         stop_requests.raise_if_stop_requested(store, RUN)
-    assert not isinstance(caught.value, stop_requests.SuspendRequested)
-    assert stop_requests.leave_flow_run_suspended().type == "CANCELLED"
     server.state = {"type": "COMPLETED"}
     with pytest.raises(stop_requests.StopRequested, match="marked as completed in Prefect"):
         stop_requests.raise_if_stop_requested(store, RUN)
@@ -138,8 +132,6 @@ def test_other_ends_are_no_suspensions(
     store.update(RUN, stop_reason=None)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     stop_requests.raise_if_stop_requested(store, RUN)
-    with pytest.raises(Pause):
-        stop_requests.leave_flow_run_suspended()
     monkeypatch.setattr(stop_requests, "RUNNER_PID", 1 << 30)
     with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
         stop_requests.raise_if_stop_requested(store, RUN)

@@ -122,7 +122,7 @@ def add_environment_commands(add_command: AddCommand) -> None:
 
 
 def add_start_commands(add_command: AddCommand) -> None:
-    """Add the commands that start or schedule a run."""
+    """Add the commands that start a run."""
     _add_train(
         add_command(
             "train",
@@ -145,18 +145,6 @@ def add_start_commands(add_command: AddCommand) -> None:
             "lachesis resume @last --set total_steps=200 --watch",
         )
     )
-    _add_schedule(
-        add_command(
-            "schedule",
-            "Start a training again and again, by a cron line.",
-            "lachesis schedule arithmetic --cron '0 2 * * *'",
-        )
-    )
-    add_command("schedules", "List the schedules of trainings.", "lachesis schedules")
-    unschedule = add_command(
-        "unschedule", "Remove a schedule; its runs go on.", "lachesis unschedule NAME"
-    )
-    unschedule.add_argument("schedule", help="a name from `lachesis schedules`")
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
@@ -312,28 +300,6 @@ def _add_resume(command: argparse.ArgumentParser) -> None:
     add_edit_options(command, "total_steps=N|limits.FIELD=VALUE")
     add_serve_option(command)
     add_watch_option(command)
-
-
-def _add_schedule(command: argparse.ArgumentParser) -> None:
-    command.add_argument("environment", help="a name from `lachesis envs`, or a file")
-    command.add_argument(
-        "--cron",
-        required=True,
-        metavar="LINE",
-        help="minute, hour, day, month and day of the week, as in '0 2 * * *'",
-    )
-    command.add_argument(
-        "--timezone", default="UTC", metavar="NAME", help="as in Europe/Berlin (default: UTC)"
-    )
-    command.add_argument(
-        "--from",
-        dest="start_from",
-        metavar="last|best|RUN",
-        help="checkpoint that each run starts from: the last or the best one of the schedule's "
-        "run before it, or that of a run",
-    )
-    add_launch_options(command)
-    add_yes_option(command)
 
 
 def _add_test(command: argparse.ArgumentParser) -> None:
