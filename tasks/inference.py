@@ -17,9 +17,9 @@ from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.environment_counts import read_counts
-from lachesis.supervision.endpoint import make_endpoint_proxy
+from lachesis.supervision.endpoint import find_endpoint
 from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_ended, wait_until_healthy
+from lachesis.supervision.health import wait_until_ended
 from lachesis.supervision.inference_test_services import make_inference_test_spec
 from lachesis.supervision.trial import serve_base_model
 from lachesis.validation.inference_test_results import collect_inference_counts
@@ -160,14 +160,12 @@ def _prepare_endpoint(
     """Return where the model responds, and what its client needs in its environment.
 
     A model of this machine or of the Tinker server is served by an inference server like that of a
-    run, and for any other one there is a proxy to the endpoint, as long as the group lasts.
+    run as long as the group lasts; any other model is at the endpoint.
     """
     config = context.config
     if not model.startswith((EMBEDDED, TINKER)):
-        proxy = make_endpoint_proxy(context.tests.get_output_file(context.test, model))
-        group.start(proxy.service)
-        wait_until_healthy(group, proxy.service)
-        return config, make_remote_server_section(model, proxy.base_url), proxy.client_env
+        url, client_env = find_endpoint()
+        return config, make_remote_server_section(model, url), client_env
     is_embedded = model.startswith(EMBEDDED)
     if is_embedded:
         config = config.without_backend()

@@ -32,6 +32,7 @@ import os
 import types
 from typing import TYPE_CHECKING, Any
 
+from lachesis.base.secrets import remember_secret
 from lachesis.env_process import lazy_modules
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def install_inference_token() -> tuple[str, str] | None:
     )
     if not token:
         return None
+    remember_secret(token)
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
     original_init = ServerManager.__init__
@@ -106,8 +108,7 @@ def install_inference_token() -> tuple[str, str] | None:
     @functools.wraps(original_init)
     def with_token(self: ServerManager, configs: Any, *values: Any, **options: Any) -> None:
         def add_token(server_config: Any) -> Any:
-            is_run_server = str(getattr(server_config, "base_url", None)).startswith(f"{url}/")
-            if is_run_server:
+            if f"{getattr(server_config, 'base_url', None)}/".startswith(f"{url}/"):
                 return server_config.model_copy(update={"api_key": token})
             return server_config
 

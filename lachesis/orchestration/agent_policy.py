@@ -7,6 +7,7 @@ the limit `limits.max_cost_usd` that the policy leaves to it, so that it stops b
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,8 +155,7 @@ def _find_allowed_cost(
     if per_day is None:
         return allowed, reason
     committed = compute_committed_cost(store)
-    # In whole millionths: else an error of rounding may put a resumed run above what is left.
-    left = round(per_day - committed, 6)
+    left = _round_down_to_millionths(per_day - committed)
     if left <= 0:
         raise PolicyError(
             f"agents have spent or reserved {committed:.4g} US dollars in the last 24 hours; "
@@ -167,8 +167,16 @@ def _find_allowed_cost(
             f"as {committed:.4g} of the day's {per_day:g} (max_cost_usd_per_day of the owner's "
             f"{FILE_NAME}) are spent or reserved"
         )
-        return round(left + already_spent, 6), reason
+        return _round_down_to_millionths(left + already_spent), reason
     return allowed, reason
+
+
+def _round_down_to_millionths(usd: float) -> float:
+    """Return an amount in whole millionths, so that errors of rounding put no resumed run above
+    what is left, and amounts of which each is allowed do not sum up to more.
+    """
+    # An error of a binary fraction, as of 4.87 - 1e-15, must not cost a whole millionth.
+    return math.floor(usd * 1e6 + 1e-3) / 1e6
 
 
 def compute_committed_cost(store: RunStore) -> float:

@@ -129,7 +129,6 @@ OUTPUT_SUFFIXES = (
     ".html",
     ".json",
     ".log",
-    ".proxy.log",
     ".yaml",
     ".counters.json",
     ".samples.jsonl",

@@ -47,7 +47,7 @@ def make_remote_server_section(model: str, base_url: str) -> Json:
     return {
         "model_name": model,
         "base_url": base_url,
-        "api_key": "x",  # The environment's process replaces it by its token.
+        "api_key": "x",  # The environment's process replaces it by the key in its variables.
         "server_type": "openai",
         "health_check": False,
         "timeout": 600,

@@ -54,7 +54,8 @@ def test_in_an_inference_test(
         )
         assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
     assert tests.count_finished_groups(test) == 2
-    assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in read_variables(nosy)] == [
+    variables = read_variables(nosy, endpoint_key="secret-of-OPENAI_API_KEY")
+    assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in variables] == [
         ("offline", "mine")
     ]
     held = [

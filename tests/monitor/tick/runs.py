@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.orchestration import resuming, submit
+from lachesis.orchestration import submit
 from lachesis.runs.run_record import RunRecord, ServiceRecord
 from lachesis.runs.store import RunStore
 from tests.patience import deadline
@@ -24,7 +24,6 @@ Asked = list[tuple[str, str]]
 
 def without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a resume of a run whose flow run has ended do everything but submit it."""
-    monkeypatch.setattr(resuming, "find_flow_run_to_resume", lambda record: None)
     monkeypatch.setattr(submit, "submit_run", lambda store, record: record)
 
 
