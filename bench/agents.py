@@ -160,7 +160,7 @@ def measure_start() -> list[object]:
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        answer = TOOLS["rl_start_training"].run(call, {"allow_duplicate": True}).to_payload()
+        answer = TOOLS["rl_start_training"].run(call, {}).to_payload()
         times.append(time.perf_counter() - started)
         TOOLS["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
     return ["rl_start_training until the run id (s)", *make_seconds_row(times, TARGET_START_S)]

@@ -14,7 +14,7 @@ HEAD = """# Lachesis
 > runs, shows them while they train, stops and resumes them, and hands over the weights.
 
 An agent works with the `rl_*` tools: see [Tools for agents](reference/tools.md) and
-[Connect an agent](how-to/agents.md). Over MCP, `lachesis://docs/PAGE` is the text of a page below.
+[Connect an agent](how-to/agents.md).
 """
 
 

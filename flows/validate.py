@@ -332,7 +332,7 @@ def _make_forecast(
     return make_forecast(
         measure_groups(output, counts),
         test.planned,
-        context.config.tinker.prices,
+        context.config.prices,
         step_seconds=pace,
         storage_price=find_storage_price(context.tests.home),
     )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
 
 from lachesis.agent.session import get_default_profile
+from lachesis.base import paths
+from lachesis.base.errors import LachesisError
 from lachesis.base.keys import read_key
 from lachesis.config.profiles import PROFILES, list_missing_keys
 from lachesis.orchestration import server
@@ -32,3 +36,11 @@ def check_rl_api_keys() -> bool:
     set.
     """
     return check_rl_python_version() and not get_missing_keys()
+
+
+def find_skill() -> Path | None:
+    """Return the file of the skill that teaches an agent these tools, if the project is here."""
+    with contextlib.suppress(LachesisError):
+        file = paths.project_dir() / "skills" / "rl-training" / "SKILL.md"
+        return file if file.is_file() else None
+    return None

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent.resources import get_skill_path, has_skill
+from lachesis.agent.availability import find_skill
 from lachesis.agent.session import get_default_profile
 from lachesis.agent.session_store import SESSION_NAME
 from lachesis.agent.tools import TOOLS, AgentTool, check_rl_api_keys
@@ -41,8 +41,8 @@ def register(ctx: Any) -> None:
             requires_env=list(profile.required_keys) if profile else [],
             description=tool.description.splitlines()[0],
         )
-    if hasattr(ctx, "register_skill") and has_skill():
-        ctx.register_skill("rl-training", get_skill_path())
+    if hasattr(ctx, "register_skill") and (skill := find_skill()):
+        ctx.register_skill("rl-training", skill)
 
 
 def make_handler(tool: AgentTool) -> Callable[..., str]:

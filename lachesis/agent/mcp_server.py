@@ -22,8 +22,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from lachesis import __version__
-from lachesis.agent import resources
-from lachesis.agent.schema_outline import outline_schema
+from lachesis.agent.availability import find_skill
 from lachesis.agent.session import AgentSession
 from lachesis.agent.tools import SLOW_TOOLS, TOOLS, AgentTool, CallContext
 from lachesis.base.errors import ArgumentsError, LachesisError
@@ -32,6 +31,7 @@ from lachesis.base.json_text import Json, error_to_payload, to_compact_json
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"
+SKILL_URI = "lachesis://skill"
 CONFIRM_SCHEMA = {
     "type": "boolean",
     "default": False,
@@ -64,7 +64,6 @@ def create_server(session_name: str) -> Server[Any]:
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
         on_list_resources=handlers.list_resources,
-        on_list_resource_templates=handlers.list_templates,
         on_read_resource=handlers.read_resource,
     )
 
@@ -115,48 +114,28 @@ class _RequestHandlers:
         )
 
     async def list_resources(self, context: Context, params: object) -> types.ListResourcesResult:
-        listed_resources = await anyio.to_thread.run_sync(
-            lambda: resources.list_resources(self.open_session(context))
+        skill = types.Resource(
+            uri=SKILL_URI,
+            name="skill",
+            description="When to use which tool, exact calls, and what to do when a run has a "
+            "problem",
+            mime_type="text/markdown",
         )
-        return types.ListResourcesResult(
-            resources=[
-                types.Resource(
-                    uri=resource.uri,
-                    name=resource.name,
-                    description=resource.description,
-                    mime_type=resource.mime_type,
-                )
-                for resource in listed_resources
-            ]
-        )
-
-    async def list_templates(
-        self, context: Context, params: object
-    ) -> types.ListResourceTemplatesResult:
-        return types.ListResourceTemplatesResult(
-            resource_templates=[
-                types.ResourceTemplate(
-                    uri_template=template.uri,
-                    name=template.name,
-                    description=template.description,
-                    mime_type=template.mime_type,
-                )
-                for template in resources.RESOURCE_TEMPLATES
-            ]
-        )
+        return types.ListResourcesResult(resources=[skill] if find_skill() else [])
 
     async def read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        try:
-            text, mime_type = await anyio.to_thread.run_sync(
-                lambda: resources.read_resource(self.open_session(context), params.uri)
+        skill = find_skill()
+        if params.uri != SKILL_URI or skill is None:
+            raise MCPError(
+                types.INVALID_PARAMS,
+                f"there is no resource {params.uri[:200]!r}; allowed: {SKILL_URI}",
+                {"uri": params.uri},
             )
-        except (LachesisError, OSError) as error:
-            raise MCPError(types.INVALID_PARAMS, str(error), {"uri": params.uri}) from error
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)]
-        )
+        text = await anyio.to_thread.run_sync(lambda: skill.read_text(encoding="utf-8"))
+        contents = types.TextResourceContents(uri=SKILL_URI, mime_type="text/markdown", text=text)
+        return types.ReadResourceResult(contents=[contents])
 
 
 @functools.cache
@@ -170,7 +149,6 @@ def _describe_tool(tool: AgentTool) -> types.Tool:
         title=tool.title,
         description=tool.description,
         input_schema=schema,
-        output_schema=outline_schema(tool.output_schema),
         annotations=types.ToolAnnotations(
             title=tool.title,
             read_only_hint=hints.read_only,

@@ -30,7 +30,6 @@ from lachesis.runs.run_record import RunRecord
 from lachesis.service import LachesisService, LaunchRequest
 
 # Seconds within which the same draft started again counts as a repeated call.
-DUPLICATE_WINDOW_S = 60.0
 MAX_TEST_WAIT_S = 25.0
 # Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds.
 SCHEMA_TIMEOUT_S = 25.0
@@ -150,20 +149,18 @@ class AgentSession:
         self,
         *,
         key: str | None = None,
-        allow_duplicate: bool = False,
         require_validation: bool = False,
         start_from: str | None = None,
         confirmed: bool = False,
     ) -> schemas.StartAnswer:
-        """Start the draft. The same draft within a minute, or the same key, returns the existing
-        run.
+        """Start the draft. The same key returns the existing run.
 
         The intended start is written to disk first, so that an agent that is killed meanwhile and
         calls again gets the same run.
         """
         with self.session_file.change() as state:
             draft = self.require_draft(state).model_copy(update={"start_from": start_from})
-            start = _find_earlier_start(state, draft, key, allow_duplicate=allow_duplicate)
+            start = _find_earlier_start(state, draft, key)
             is_repeated = start is not None
             if start is None:
                 start = StartedRun(
@@ -190,7 +187,7 @@ class AgentSession:
             )
         return self._build_start_answer(
             self.service.get_run(record.run_id),
-            "was started by the same call earlier; allow_duplicate=true starts another one",
+            "was started by the same call earlier; another idempotency_key starts another one",
         )
 
     def resume(self, run_id: str, limits: Json | None = None) -> schemas.StartAnswer:
@@ -371,27 +368,16 @@ def make_launch_request(draft: Draft) -> LaunchRequest:
     )
 
 
-def _find_earlier_start(
-    state: SessionState, draft: Draft, key: str | None, *, allow_duplicate: bool
-) -> StartedRun | None:
-    """Return the start that this one repeats, if there is one.
+def _find_earlier_start(state: SessionState, draft: Draft, key: str | None) -> StartedRun | None:
+    """Return the start with the same key, if there is one.
 
     Raises:
         ConfigError: The key belongs to a different draft.
     """
-    for start in reversed(state.starts):
-        if key is not None and start.key == key:
-            if start.draft != draft:
-                raise ConfigError(
-                    f"idempotency_key {key!r} belongs to run {start.run_id}, which has another "
-                    f"configuration; use a new key"
-                )
-            return start
-        if (
-            key is None
-            and not allow_duplicate
-            and start.draft == draft
-            and time.time() - start.started_at < DUPLICATE_WINDOW_S
-        ):
-            return start
-    return None
+    start = next((start for start in state.starts if key is not None and start.key == key), None)
+    if start is not None and start.draft != draft:
+        raise ConfigError(
+            f"idempotency_key {key!r} belongs to run {start.run_id}, which has another "
+            f"configuration; use a new key"
+        )
+    return start

@@ -87,14 +87,6 @@ IdempotencyKey = Annotated[
 ]
 
 
-AllowDuplicate = Annotated[
-    bool,
-    Field(
-        description="Start another run although the same draft was started within the last minute"
-    ),
-]
-
-
 Confirm = Annotated[
     bool,
     Field(

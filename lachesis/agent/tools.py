@@ -37,7 +37,6 @@ from lachesis.agent.registry import (
 )
 from lachesis.agent.session import MAX_TEST_WAIT_S
 from lachesis.agent.tool_arguments import (
-    AllowDuplicate,
     AnsweringModel,
     Confirm,
     CreateFile,
@@ -148,7 +147,6 @@ def rl_start_training(
     ] = False,
     resume: ResumedRun = None,
     idempotency_key: IdempotencyKey = None,
-    allow_duplicate: AllowDuplicate = False,
     require_validation: RequireValidation = False,
     start_from: StartFrom = None,
     limits: NewLimits = None,
@@ -157,16 +155,13 @@ def rl_start_training(
     """Start a training run from the draft and return its run id at once; training continues without
     the agent.
 
-    Starting the same draft twice within a minute returns the existing run. If the host is running
-    its maximum number of runs, the run waits and `queue` has its place.
+    A call that may be repeated needs an `idempotency_key`: the same key returns the existing run.
+    If the host is running its maximum number of runs, the run waits and `queue` has its place.
     """
-    if resume is not None and (
-        idempotency_key or allow_duplicate or require_validation or start_from
-    ):
+    if resume is not None and (idempotency_key or require_validation or start_from):
         raise ArgumentsError(
-            "resume is safe to repeat by itself; idempotency_key, allow_duplicate, "
-            "require_validation and start_from are for "
-            "new runs"
+            "resume is safe to repeat by itself; idempotency_key, require_validation and "
+            "start_from are for new runs"
         )
     if limits is not None and resume is None:
         raise ArgumentsError(
@@ -185,7 +180,6 @@ def rl_start_training(
     return call_with_server(
         lambda: context.session.start(
             key=idempotency_key,
-            allow_duplicate=allow_duplicate,
             require_validation=require_validation,
             start_from=start_from,
             confirmed=confirm,

@@ -13,8 +13,7 @@ from lachesis.validation.inference_tests import InferenceTest
 # Next steps as tool calls.
 NEXT_STEP_CALLS = {
     "status": 'rl_check_status(run_id="{run}")',
-    "logs": "read `logs.{service}`, a file, or the MCP resource "
-    "lachesis://runs/{run}/logs/{service}",
+    "logs": "read the file `logs.{service}`",
     "stop": 'rl_stop_training(run_id="{run}")',
     "resume": 'rl_start_training(resume="{run}")',
     "raise_budget": 'rl_start_training(resume="{run}", limits={{"{limit}": {value}}})',

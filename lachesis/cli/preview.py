@@ -51,7 +51,7 @@ def show_preview(
         "set_fields": record.set_fields,
         "problem": problem,
         "forecast": record.forecast,
-        "prices": config.tinker.model_dump(mode="json")["prices"],
+        "prices": config.prices and config.prices.model_dump(mode="json"),
         "services": [
             {"name": spec.name, "port": spec.port, "command": spec.argv} for spec in plan.services
         ],

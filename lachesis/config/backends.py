@@ -18,7 +18,7 @@ from lachesis.base.errors import ConfigError, MissingDependencyError, shorten
 from lachesis.base.json_text import Json
 
 # Fields of the section `tinker` that only profile custom has a use for.
-BACKEND_FIELDS = ("backend", "backend_config", "backend_usd_per_hour")
+BACKEND_FIELDS = ("backend", "backend_config")
 # Losses that no engine behind the bridge has.
 MISSING_LOSSES = ("gspo", "dro")
 

@@ -82,6 +82,27 @@ def find_storage_price(home: Path | None = None) -> float | None:
     return None
 
 
+def find_hourly_price(backend: str, home: Path | None = None) -> float | None:
+    """Return the US dollars of an hour of a back end, by its name or address, if a table has
+    them.
+
+    Raises:
+        ConfigError: A price table has the wrong form.
+    """
+    for file in _list_price_files(home):
+        prices = _read_table(file).get("backends") or {}
+        if backend not in prices:
+            continue
+        price = prices[backend]
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price <= 1e6:
+            raise ConfigError(
+                f"{file}: backends.{backend} is {price!r}; allowed: US dollars an hour, from 0 to "
+                "1,000,000"
+            )
+        return float(price)
+    return None
+
+
 def _list_price_files(home: Path | None) -> list[Path]:
     candidates = [(home or paths.home()) / "prices.yaml"]
     # Without the project's folder there is only the operator's own table.
@@ -102,8 +123,9 @@ def _read_table(file: Path) -> dict[str, Any]:
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        if not isinstance(content.get("models") or {}, dict):
-            raise ValueError("`models` is not a mapping")
+        for name in ("models", "backends"):
+            if not isinstance(content.get(name) or {}, dict):
+                raise ValueError(f"`{name}` is not a mapping")
     except (OSError, yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"{file} must have the form models: {{NAME: {{prefill, sample, train, dated}}}}: "

@@ -15,7 +15,7 @@ from lachesis.base.errors import ConfigError, FieldValueError, StorageError, sho
 from lachesis.base.paths import to_safe_name
 from lachesis.base.yaml_text import YAML_LOADER, dump_yaml
 from lachesis.config.backends import check_backend_name, find_ignored_fields
-from lachesis.config.prices import find_prices
+from lachesis.config.prices import Prices, find_hourly_price, find_prices
 from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
 from lachesis.config.schema import (
     INFRASTRUCTURE,
@@ -48,6 +48,11 @@ class RunConfig(Section):
     """Whether Atropos takes its servers from Slurm."""
     testing: Annotated[Literal[False], INFRASTRUCTURE] = False
     """Whether Atropos answers by itself, without a model."""
+
+    prices: Prices | None = None
+    """Prices of the base model's tokens at the start of the run; null when training is free or the
+    prices are not known. No user sets it; see `lachesis.config.prices`.
+    """
 
     @model_validator(mode="after")
     def _check_batch_size(self) -> Self:
@@ -189,8 +194,9 @@ class RunConfig(Section):
         configuration would talk to localhost:9004 instead.
         """
         endpoint = self.openai.model_dump(mode="json")
-        content = self.model_dump(mode="json", exclude={"openai", "environment", "profile"})
-        meta = {"environment": self.environment, "profile": self.profile}
+        meta_names = {"environment", "profile", "prices"}
+        content = self.model_dump(mode="json", exclude={"openai", *meta_names})
+        meta = self.model_dump(mode="json", include=meta_names, exclude_none=True)
         document = {**content, "openai": [endpoint, dict(endpoint)], "lachesis": meta}
         return dump_yaml(document)
 
@@ -267,11 +273,14 @@ def resolve_run_config(
     for name, section in edits.items():
         sections[name] = {**sections[name], **section}
     _derive_values(sections, environment, model)
-    if PROFILES[profile].is_paid:
-        base_model = sections["openai"].get("model_name", OpenAISection().model_name)
-        sections["tinker"].setdefault("prices", find_prices(base_model, home))
-    config = build_run_config({"environment": environment, "profile": profile, **sections})
-    return check_cost_limit(config)
+    base_model = sections["openai"].get("model_name", OpenAISection().model_name)
+    prices = find_prices(base_model, home) if PROFILES[profile].is_paid else None
+    return check_cost_limit(
+        build_run_config(
+            {"environment": environment, "profile": profile, "prices": prices, **sections}
+        ),
+        home,
+    )
 
 
 def _derive_values(
@@ -290,7 +299,7 @@ def _derive_values(
         sections["env"]["tokenizer_name"] = sections["openai"]["model_name"] = model
 
 
-def check_cost_limit(config: RunConfig) -> RunConfig:
+def check_cost_limit(config: RunConfig, home: Path | None = None) -> RunConfig:
     """Return the configuration if its cost limit can be enforced.
 
     Raises:
@@ -299,13 +308,13 @@ def check_cost_limit(config: RunConfig) -> RunConfig:
     if (
         config.limits.max_cost_usd is not None
         and PROFILES[config.profile].is_paid
-        and config.tinker.prices is None
-        and config.tinker.backend_usd_per_hour is None
+        and config.prices is None
+        and find_hourly_price(config.tinker.backend, home) is None
     ):
         raise ConfigError(
             "limits.max_cost_usd cannot be enforced: no price of "
-            f"{config.openai.model_name} is known; add it to $LACHESIS_HOME/prices.yaml, set "
-            "tinker.backend_usd_per_hour for a back end of your own, or use limits.max_tokens"
+            f"{config.openai.model_name} is known; add it, or the price of an hour of "
+            "your back end, to $LACHESIS_HOME/prices.yaml, or use limits.max_tokens"
         )
     return config
 

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, field_validator
 
 from lachesis.base.chat_templates import Thinking
 from lachesis.base.number_types import MAX_SEED
-from lachesis.config.prices import Prices
 from lachesis.config.section import Section
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
@@ -138,8 +137,6 @@ class TinkerSection(Section):
     """Engine of others that profile custom trains on: skyrl, or the address of one that runs."""
     backend_config: Annotated[dict[str, Any], COST] = Field({})
     """Settings of a back end, in its own words."""
-    backend_usd_per_hour: float | None = Field(None, ge=0, le=1e6)
-    """Price of the back end's machines."""
     base_weights: Literal["full", "8bit", "4bit"] = "full"
     """Whether the embedded engine stores the model's linear layers in fewer bits; that needs
     bitsandbytes.
@@ -194,10 +191,6 @@ class TinkerSection(Section):
     """W&B project of the run."""
     wandb_group: str | None = None
     """W&B group of the run."""
-    prices: Annotated[Prices | None, INFRASTRUCTURE] = None
-    """Prices of the base model's tokens at the start of the run; null when training is free or the
-    prices are not known.
-    """
     use_wandb: bool = True
     """Whether the trainer logs to W&B: online with a key, else offline into the run's folder."""
     trackers: list[TrackerName] = Field([])

@@ -123,7 +123,7 @@ def compute_max_test_cost(
     None if it costs nothing, or if no price is known.
     """
     num_models = sum(model.startswith(TINKER) for model in models)
-    prices = config.tinker.prices
+    prices = config.prices
     if not num_models or prices is None:
         return None
     num_groups = len(options.prompts or ()) or options.num_steps

@@ -13,10 +13,11 @@ from lachesis.base.errors import ConfirmationError
 from lachesis.base.json_text import Json
 from lachesis.base.units import shorten_count
 from lachesis.config.backends import BACKENDS
+from lachesis.config.prices import find_hourly_price
 from lachesis.config.profiles import PROFILES
 from lachesis.orchestration.resolved_launch import ResolvedLaunch
 
-LIMIT_FIELD, PRICE_FIELD = "limits.max_cost_usd", "tinker.backend_usd_per_hour"
+LIMIT_FIELD = "limits.max_cost_usd"
 
 
 def needs_confirmation(profile: str, set_fields: Mapping[str, object]) -> bool:
@@ -28,9 +29,10 @@ def needs_confirmation(profile: str, set_fields: Mapping[str, object]) -> bool:
     """
     # A run of a later release may have a profile that this one does not know.
     is_paid = profile not in PROFILES or PROFILES[profile].is_paid
-    # An engine that is started on this machine bills nobody.
-    if _get_field(set_fields, "tinker.backend") in BACKENDS:
-        is_paid = _get_field(set_fields, PRICE_FIELD) is not None
+    backend = _get_field(set_fields, "tinker.backend")
+    # An engine that is started on this machine bills nobody, unless the owner has given a price.
+    if backend in BACKENDS:
+        is_paid = bool(find_hourly_price(str(backend)))
     return is_paid and _get_field(set_fields, LIMIT_FIELD) is None
 
 

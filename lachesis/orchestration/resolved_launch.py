@@ -21,6 +21,7 @@ from lachesis.catalog.scan import Environment
 from lachesis.config import mixture, profiles
 from lachesis.config.edits import ConfigFields
 from lachesis.config.policy import load_policy
+from lachesis.config.prices import find_hourly_price
 from lachesis.config.profiles import check_embedded, check_endpoint, check_profile
 from lachesis.config.run_config import RunConfig, resolve_run_config
 from lachesis.orchestration import agent_policy, launch_inputs, server
@@ -235,7 +236,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         total_steps=config.env.total_steps,
         batch_size=config.env.batch_size,
         seed=config.tinker.seed,
-        usd_per_hour=config.tinker.backend_usd_per_hour,
+        usd_per_hour=find_hourly_price(config.tinker.backend),
         fingerprint=fingerprint,
         additional_environments=_describe_additional_environments(launch),
         set_fields=dict(launch.set_fields),

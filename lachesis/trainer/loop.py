@@ -64,7 +64,7 @@ class Trainer:
         self.trackers, self.tokenizer, self.run_dir = trackers, tokenizer, run_dir
         self.metrics_file = MetricsFile(run_dir.metrics)
         self.weight_sync_check = WeightSyncCheck(policy)
-        self.step_accounting = StepAccounting(run_dir, config.tinker.prices)
+        self.step_accounting = StepAccounting(run_dir, config.prices)
         self.rollout_writer = RolloutWriter(
             RolloutFolder(run_dir.rollouts, int(config.rollouts.max_gb * 1e9)),
             tokenizer,

@@ -254,7 +254,7 @@ def find_forecast(
         return rescale_forecast(
             forecast,
             planned_run.model_copy(update={"evaluation_answers": answers}),
-            config.tinker.prices,
+            config.prices,
             find_storage_price(tests.home),
         )
     return None

@@ -94,13 +94,13 @@ def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> N
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     first = ask("rl_start_training", confirm=True)["run_id"]
     assert read_config(home, first).limits.max_cost_usd == 5
-    second = ask("rl_start_training", allow_duplicate=True, confirm=True)["run_id"]
+    second = ask("rl_start_training", confirm=True)["run_id"]
     assert read_config(home, second).limits.max_cost_usd == 3
-    refused = ask("rl_start_training", allow_duplicate=True, confirm=True)
+    refused = ask("rl_start_training", confirm=True)
     assert "spent or reserved 8 US dollars in the last 24 hours" in refused["error"]
     service = LachesisService(home)
     service.store.update(first, status="failed")
-    third = ask("rl_start_training", allow_duplicate=True, confirm=True)["run_id"]
+    third = ask("rl_start_training", confirm=True)["run_id"]
     assert read_config(home, third).limits.max_cost_usd == 5, "the first one cost nothing"
     service.store.update(third, status="failed")
     raised = ask("rl_start_training", resume=third, limits={"max_cost_usd": 6}, confirm=True)
@@ -116,7 +116,7 @@ def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path)
     store = LachesisService(home).store
 
     def run_and_end(cost_usd: float) -> str:
-        started = ask("rl_start_training", allow_duplicate=True, confirm=True)
+        started = ask("rl_start_training", confirm=True)
         run_id = str(started["run_id"])
         store.dir(run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
         store.update(run_id, status="stopped")
@@ -170,7 +170,6 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "value": (1, 16, 0.5, 60, 1e6, None, {"countdown": {"weight": 1}}),
     "num_steps": (1, 3, 100),
     "group_size": (2, 16, 256),
-    "allow_duplicate": (True,),
     "confirm": (True,),
     "limits": (None, {"max_cost_usd": 50}, {"max_cost_usd": 1.0}),
 }
@@ -227,7 +226,7 @@ def _draw_arguments(rng: random.Random, tool: str, service: LachesisService) -> 
     names = {
         "rl_select_environment": ("name", "profile", "model"),
         "rl_edit_config": ("field", "value"),
-        "rl_start_training": ("allow_duplicate", "confirm"),
+        "rl_start_training": ("confirm",),
         "rl_test_inference": ("models", "num_steps", "group_size"),
         "rl_check_environment": ("environment",),
     }[tool]

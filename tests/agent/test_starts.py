@@ -19,9 +19,7 @@ Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
 
 
-def test_the_same_draft_is_started_once_unless_told_otherwise(
-    ask: Ask, submitted: list[str]
-) -> None:
+def test_the_same_draft_is_started_once_for_each_key(ask: Ask, submitted: list[str]) -> None:
     ask("rl_select_environment", name="arithmetic")
     first = ask("rl_start_training")
     assert {
@@ -37,8 +35,7 @@ def test_the_same_draft_is_started_once_unless_told_otherwise(
     } <= set(first)
     assert first["status"] == "starting"
     assert first["wandb_run_name"] == f"arithmetic-{first['run_id']}"
-    assert ask("rl_start_training")["run_id"] == first["run_id"]
-    other = ask("rl_start_training", allow_duplicate=True)["run_id"]
+    other = ask("rl_start_training")["run_id"]
     keyed = ask("rl_start_training", idempotency_key="k")["run_id"]
     assert ask("rl_start_training", idempotency_key="k")["run_id"] == keyed
     ask("rl_edit_config", field="seed", value=1)
@@ -50,7 +47,9 @@ def test_the_same_draft_is_started_once_unless_told_otherwise(
 
 def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
     AgentSession("one").select("arithmetic")
-    threads = [threading.Thread(target=AgentSession("one").start) for _ in range(4)]
+    threads = [
+        threading.Thread(target=AgentSession("one").start, kwargs={"key": "k"}) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -69,10 +68,10 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
             submit, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
-            desk.start()
+            desk.start(key="k")
     (left,) = desk.service.store.all()
     assert left.flow_run_id is None
-    assert AgentSession("test").start().run_id == left.run_id
+    assert AgentSession("test").start(key="k").run_id == left.run_id
     assert submitted == [left.run_id]
 
 

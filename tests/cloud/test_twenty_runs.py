@@ -103,10 +103,10 @@ class Rehearsal:
         self.call(surface, "rl_select_environment", name="countdown", profile="tinker", model=MODEL)
         for key, value in SETTINGS.items():
             self.call(surface, "rl_edit_config", field=key, value=value)
-        question = self.call(surface, "rl_start_training", allow_duplicate=True)
+        question = self.call(surface, "rl_start_training")
         assert question["confirmation_required"] is True
         assert "US dollars (expected" in question["message"]
-        started = self.call(surface, "rl_start_training", allow_duplicate=True, confirm=True)
+        started = self.call(surface, "rl_start_training", confirm=True)
         return str(started["run_id"])
 
     def resume(self, surface: str, run_id: str) -> None:

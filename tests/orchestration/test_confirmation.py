@@ -157,16 +157,17 @@ def test_a_program_is_refused_too(started: list[str], random_model: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "is_asked"),
+    ("fields", "prices", "is_asked"),
     [
-        ({}, True),
-        ({"backend": "http://10.0.0.7:8000"}, True),
-        ({"tinker.backend": "skyrl"}, False),
-        ({"tinker.backend": "skyrl", "backend_usd_per_hour": 2.0}, True),
-        ({"backend": "skyrl", "tinker.backend_usd_per_hour": 2.0, "max_cost_usd": 5}, False),
+        ({}, "", True),
+        ({"backend": "http://10.0.0.7:8000"}, "", True),
+        ({"tinker.backend": "skyrl"}, "", False),
+        ({"tinker.backend": "skyrl"}, "backends: {skyrl: 2.0}", True),
+        ({"backend": "skyrl", "max_cost_usd": 5}, "backends: {skyrl: 2.0}", False),
     ],
 )
 def test_an_engine_that_is_started_here_costs_nothing_unless_it_has_a_price(
-    fields: dict[str, object], is_asked: bool
+    fields: dict[str, object], prices: str, is_asked: bool, clean_environment: Path
 ) -> None:
+    (clean_environment / "prices.yaml").write_text(prices)
     assert confirmation.needs_confirmation("custom", fields) is is_asked

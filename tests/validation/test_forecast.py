@@ -141,7 +141,7 @@ def test_a_wrong_table_is_named(tmp_path: Path, content: str) -> None:
 def test_a_money_budget_needs_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     paid = run_config.resolve_run_config("e", "tinker", {"limits": {"max_cost_usd": 5}})
-    assert paid.tinker.prices is not None
+    assert paid.prices is not None
     with pytest.raises(ConfigError, match="no price of somebody/else is known"):
         run_config.resolve_run_config(
             "e", "tinker", {"limits": {"max_cost_usd": 5}}, model="somebody/else"
