@@ -9,7 +9,7 @@
 # make serve   Prefect server and runner, until Ctrl-C
 # make rehearsal  serve a rehearsal of the Tinker cloud: real names and prices, tiny models, no key
 # make bench   measure; prints tables of ratios
-# make families  compare the engine with transformers and PEFT on every family of models (ten minutes); writes docs/reference/families.md
+# make families  compare the engine with transformers and PEFT on twelve families of models (a minute); writes docs/reference/families.md
 # make docs    write the pages that are made from the code, and build the site into site/
 # make tiny-model  train the model that comes with the package anew (half a minute)
 PYTHON ?= python3

@@ -21,7 +21,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from lachesis.base.tls import get_tls_context
-from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.supervision.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
@@ -29,7 +28,6 @@ from tests.prefect_server import empty_database  # noqa: F401
 from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
 
 # what all tests import stays; looking through it for garbage takes half of the time
-speed_up_transformers_import()
 gc.disable()
 # a shell's background job ignores it, and so would children
 signal.signal(signal.SIGINT, signal.default_int_handler)

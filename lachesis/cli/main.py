@@ -17,7 +17,6 @@ from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
 from lachesis.base.json_text import error_to_payload
 from lachesis.base.transformers_internals import (
     leave_out_bitsandbytes,
-    speed_up_transformers_import,
 )
 from lachesis.cli.options.runs import (
     add_change_commands,
@@ -55,7 +54,6 @@ def build_parser() -> TopParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    speed_up_transformers_import()
     if argv is None:  # The process ends with this command.
         leave_out_bitsandbytes()
     words = list(sys.argv[1:] if argv is None else argv)

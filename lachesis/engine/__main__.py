@@ -20,7 +20,6 @@ from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
 from lachesis.base.transformers_internals import (
     leave_out_bitsandbytes,
-    speed_up_transformers_import,
 )
 from lachesis.engine.serving import bind_listener, read_token, run_program, serve_engine
 
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Serve until SIGTERM, and return the exit code."""
     args = _parse_args()
-    speed_up_transformers_import()
     if args.base_weights == "full":
         leave_out_bitsandbytes()
     # Without this the log is full of the Hub client's retries.

@@ -36,7 +36,6 @@ from lachesis.base.failure_reasons import describe_exception
 from lachesis.base.garbage import pause_garbage_collection
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
-from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.catalog import fingerprint, requirements
 from lachesis.env_process import (
     atropos_patches,
@@ -66,7 +65,6 @@ def main() -> None:
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_modules.load_when_used("torch", "wandb")
-    speed_up_transformers_import()
     if handler := {"describe": _describe_class, "examples": _make_examples}.get(command):
         threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
         write_answer(

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lachesis.base.errors import LachesisError
-from lachesis.base.transformers_internals import speed_up_transformers_import
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.run_dir import RunDir
@@ -113,7 +112,6 @@ def read_config(args: argparse.Namespace) -> RunConfig:
 def main() -> int:
     """Train until the last step or SIGTERM, and return the exit code."""
     args = parse_args()
-    speed_up_transformers_import()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

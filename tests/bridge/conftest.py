@@ -31,10 +31,8 @@ class Bridge:
 # Servers made of parts of the engine import them as quickly as the engine's own program does.
 SERVER = """
 import runpy, sys
-from lachesis.base.transformers_internals import (
-    leave_out_bitsandbytes, speed_up_transformers_import)
+from lachesis.base.transformers_internals import leave_out_bitsandbytes
 
-speed_up_transformers_import()
 leave_out_bitsandbytes()
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
