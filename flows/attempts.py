@@ -15,7 +15,6 @@ from lachesis.base.errors import (
     LachesisError,
     MissingKeyError,
     ServerDownError,
-    SessionLostError,
 )
 from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
@@ -41,7 +40,7 @@ from tasks.report import record_final_judgement
 log = logging.getLogger("lachesis.flow")
 # Why a server does not go on with a run: for its user to mend, or for a resume.
 ACCESS_CODES = (BillingError.code, MissingKeyError.code)
-LOST_SERVER_CODES = {SessionLostError.code, ServerDownError.code}
+LOST_SERVER_CODE = ServerDownError.code
 STOPPED_FROM_OUTSIDE = (
     "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
     "or a signal"
@@ -124,7 +123,7 @@ def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -
     config = RunConfig.from_yaml(store.dir(record.run_id).config)
     codes = set(ACCESS_CODES)
     if config.limits.on_crash != "resume":
-        codes |= LOST_SERVER_CODES
+        codes.add(LOST_SERVER_CODE)
     if code not in codes:
         return None
     return redact(sentence.replace("lachesis resume RUN", f"lachesis resume {record.run_id}"))

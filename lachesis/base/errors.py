@@ -1,4 +1,6 @@
-"""Every error this project raises, each with a stable code that programs may match on.
+"""Every error this project raises, with a stable code that programs may match on.
+
+Errors that no program would tell apart have the same code.
 
     LachesisError                    lachesis_error
     ├── ConfigError                  config              also ValueError
@@ -9,34 +11,34 @@
     │   └── FieldValueError          field_value
     ├── RLEnvironmentError           environment
     │   ├── UnknownEnvironmentError  unknown_environment also LookupError
-    │   ├── EnvironmentLoadError     environment_load    also ImportError
-    │   ├── RequirementsError        requirements
-    │   ├── StageError               stage
-    │   └── EnvironmentTimeoutError  environment_timeout also TimeoutError
-    ├── RunError                     run                 also RuntimeError
+    │   ├── EnvironmentLoadError     environment         also ImportError
+    │   ├── RequirementsError        missing_dependency
+    │   ├── StageError               environment
+    │   └── EnvironmentTimeoutError  environment         also TimeoutError
+    ├── RunError                                         also RuntimeError
     │   ├── UnknownRunError          unknown_run         also LookupError
-    │   ├── UnknownTestError         unknown_test        also LookupError
+    │   │   └── UnknownTestError     unknown_run
     │   ├── RunStateError            run_state
-    │   ├── RunSkippedError          run_skipped
+    │   │   └── RunSkippedError      run_state
     │   ├── ValidationMissingError   validation_missing
     │   ├── ConfirmationError        confirmation
     │   ├── ProcessExitedError       process_exited
-    │   ├── HealthTimeoutError       health_timeout      also TimeoutError
+    │   ├── HealthTimeoutError       process_exited      also TimeoutError
     │   └── InvalidGroupsError       invalid_groups
-    ├── BatchError                   batch               also ValueError
+    ├── BatchError                   invalid_groups      also ValueError
     ├── CheckpointError              checkpoint
     ├── WeightSyncError              weight_sync
     ├── EngineRequestError           engine_request      also ValueError
     ├── ModelNotFoundError           model_not_found     also FileNotFoundError
     ├── UnsupportedModelError        unsupported_model
-    ├── InsufficientMemoryError      insufficient_memory
+    ├── InsufficientMemoryError      unsupported_model
     ├── MissingDependencyError       missing_dependency  also ImportError
     ├── MissingKeyError              missing_key
     ├── BillingError                 billing
-    ├── SessionLostError             session_lost
+    ├── SessionLostError             server_down
     ├── ServerDownError              server_down         also ConnectionError
     ├── ServerProtocolError          server_protocol
-    ├── PortInUseError               port_in_use         also OSError
+    ├── PortInUseError               config              also OSError
     └── StorageError                 storage             also OSError
 
 A message says what happened, the value, what is allowed, and the next step.
@@ -113,15 +115,13 @@ class UnknownEnvironmentError(RLEnvironmentError, LookupError):
 class EnvironmentLoadError(RLEnvironmentError, ImportError):
     """The environment file does not parse, or raises an exception while it is imported."""
 
-    code = "environment_load"
-
 
 class RequirementsError(RLEnvironmentError):
     """A package that the environment requires is missing, cannot be installed, or its declaration
     cannot be read.
     """
 
-    code = "requirements"
+    code = "missing_dependency"
 
 
 class StageError(RLEnvironmentError):
@@ -129,31 +129,23 @@ class StageError(RLEnvironmentError):
     stage.
     """
 
-    code = "stage"
-
 
 class EnvironmentTimeoutError(RLEnvironmentError, TimeoutError):
     """Importing the environment file took too long."""
-
-    code = "environment_timeout"
 
 
 class RunError(LachesisError, RuntimeError):
     """Something is wrong with one training run or test."""
 
-    code = "run"
-
 
 class UnknownRunError(RunError, LookupError):
-    """There is no run with this id."""
+    """There is no run, or no test, with this id."""
 
     code = "unknown_run"
 
 
-class UnknownTestError(RunError, LookupError):
+class UnknownTestError(UnknownRunError):
     """There is no inference test with this id."""
-
-    code = "unknown_test"
 
 
 class RunStateError(RunError):
@@ -162,10 +154,8 @@ class RunStateError(RunError):
     code = "run_state"
 
 
-class RunSkippedError(RunError):
+class RunSkippedError(RunStateError):
     """A scheduled run was skipped, because the one before it of the same schedule still lives."""
-
-    code = "run_skipped"
 
 
 class ValidationMissingError(RunError):
@@ -189,7 +179,7 @@ class ProcessExitedError(RunError):
 class HealthTimeoutError(RunError, TimeoutError):
     """A process runs but did not become ready in time."""
 
-    code = "health_timeout"
+    code = ProcessExitedError.code
 
 
 class InvalidGroupsError(RunError):
@@ -201,7 +191,7 @@ class InvalidGroupsError(RunError):
 class BatchError(LachesisError, ValueError):
     """The batch of scored rollouts cannot be trained on."""
 
-    code = "batch"
+    code = InvalidGroupsError.code
 
 
 class CheckpointError(LachesisError):
@@ -239,7 +229,7 @@ class UnsupportedModelError(LachesisError):
 class InsufficientMemoryError(LachesisError):
     """A model, or one sequence of it, needs more memory than the device has."""
 
-    code = "insufficient_memory"
+    code = UnsupportedModelError.code
 
 
 class MissingDependencyError(LachesisError, ImportError):
@@ -263,7 +253,7 @@ class BillingError(LachesisError):
 class SessionLostError(LachesisError):
     """The Tinker server has ended the session of a run; its checkpoints are kept."""
 
-    code = "session_lost"
+    code = "server_down"
 
 
 class ServerDownError(LachesisError, ConnectionError):
@@ -281,7 +271,7 @@ class ServerProtocolError(LachesisError):
 class PortInUseError(LachesisError, OSError):
     """Another process already listens on the port."""
 
-    code = "port_in_use"
+    code = ConfigError.code
 
 
 class StorageError(LachesisError, OSError):

@@ -70,7 +70,6 @@ def _parse_args() -> argparse.Namespace:
         help="type of the base model's weights; adapters are float32 (default: bfloat16 on a GPU "
         "that has it, else float32)",
     )
-    parser.add_argument("--bf16", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--base-weights",
         choices=("full", "8bit", "4bit"),
@@ -128,10 +127,8 @@ def _load_models(args: argparse.Namespace) -> Engine:
     from lachesis.engine.engine import Engine
     from lachesis.engine.load_settings import LoadSettings
 
-    if args.bf16:
-        log.warning("--bf16 is an old name of --precision bfloat16")
     settings = LoadSettings(
-        precision="bfloat16" if args.bf16 else args.precision,
+        precision=args.precision,
         base_weights=args.base_weights,
         rank=args.rank,
         sequence_tokens=args.sequence_tokens,

@@ -98,7 +98,7 @@ async def _read_ahead(app: Starlette) -> AsyncIterator[None]:
 
 def _show_lachesis_error(request: Request, error: Any) -> Response:
     """Answer with what went wrong; an unknown run with the names that are nearest to it."""
-    if isinstance(error, UnknownRunError):
+    if type(error) is UnknownRunError:
         page = build_missing_run(request.app.state.cache, request.path_params.get("run_id", ""))
         return make_page(request, "missing_run.html.j2", section="runs", status=404, page=page)
     if isinstance(error, UnknownTestError):

@@ -22,7 +22,7 @@ def test_rl_check_environment(
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(mine))
     assert ask("rl_check_environment", environment="my_task")["code"] == "unknown_environment"
     assert ask("rl_check_environment")["code"] == "arguments"
-    assert ask("rl_check_environment", check_id="../x")["code"] == "unknown_test"
+    assert ask("rl_check_environment", check_id="../x")["code"] == "unknown_run"
     taken = ask("rl_check_environment", environment="arithmetic", new=True)
     assert taken["code"] == "storage"
     assert "there is an environment arithmetic already" in taken["error"]

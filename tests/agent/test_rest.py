@@ -60,7 +60,7 @@ def test_an_environment_that_cannot_be_imported_is_told(
     for name, said in (("broken", "does not parse"), ("raising", "boom")):
         answer = client.post(f"/environments/{name}/select")
         assert answer.status_code == 409
-        assert answer.json()["code"] == "environment_load"
+        assert answer.json()["code"] == "environment"
         assert said in answer.json()["error"]
     assert (
         client.post("/environments/arithmetic/select", json={"model": "/nowhere"}).json()["code"]

@@ -360,7 +360,7 @@ def test_rl_test_inference(ask: Ask) -> None:
     assert missing["missing"] == ["OPENROUTER_API_KEY"]
     assert ask("rl_test_inference")["code"] == "server_down"
     assert ask("rl_test_inference", models=["embedded:/nowhere"])["code"] == "model_not_found"
-    assert ask("rl_test_inference", test_id="../../x")["code"] == "unknown_test"
+    assert ask("rl_test_inference", test_id="../../x")["code"] == "unknown_run"
     assert ask("rl_test_inference", num_steps=0)["code"] == "arguments"
 
 

@@ -45,7 +45,7 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
     try:
         record = run.ended()
         assert record.status == "failed"
-        assert f"port_in_use: the inference server cannot listen on 127.0.0.1:{port}" in (
+        assert f"config: the inference server cannot listen on 127.0.0.1:{port}" in (
             record.error or ""
         )
         assert thief.poll() is None
@@ -58,7 +58,7 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
         fault="port taken",
         phase="starting",
         expected="failed",
-        seen="failed: port_in_use; resumed",
+        seen="failed: config; resumed",
         kept=run.kept(),
     )
 

@@ -82,9 +82,7 @@ def test_free_ports_differ_and_are_free() -> None:
     reason="other systems do not let a second socket have a reserved port",
 )
 def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
-    """Two runs that started together were given the same port, and one of them ended with
-    port_in_use.
-    """
+    """Two runs that started together were given the same port, and one of them failed."""
     (port,) = reserve_free_ports(1)
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))

@@ -199,15 +199,15 @@ async def test_weights_that_do_not_move_are_seen(
     rollouts = [group([3, 4, 5, 6], logprobs, 1.0), group([9, 9, 9, 9], logprobs, 0.0)]
     merged = {key: [rollout[key][0] for rollout in rollouts] for key in rollouts[0]}
     batch = to_batch([merged], BatchSettings(max_tokens=64, eos_id=None))
-    canary, switch = WeightSyncCheck(policy), engine.store / "freeze-weights"
+    sync_check, switch = WeightSyncCheck(policy), engine.store / "freeze-weights"
     changes = []
     try:
         for number in range(4):
             if number == 2:
                 switch.touch()
             await policy.train(batch, 1e-3)
-            canary.start_change_measurement(batch.datums[0].tokens)
-            changes.append(await canary.finish_change_measurement())
+            sync_check.start_change_measurement(batch.datums[0].tokens)
+            changes.append(await sync_check.finish_change_measurement())
     finally:
         switch.unlink(missing_ok=True)
         await policy.close("success")

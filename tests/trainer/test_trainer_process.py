@@ -63,7 +63,7 @@ def test_a_taken_port_is_named(tmp_path: Path, random_model: str) -> None:
         taken.listen()
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         message = last_line(run(write(tmp_path, random_model, base_url=url)))
-    assert message.startswith("port_in_use: the inference server cannot listen on 127.0.0.1:")
+    assert message.startswith("config: the inference server cannot listen on 127.0.0.1:")
 
 
 def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:

@@ -27,14 +27,14 @@ async def play(policy: Policy, rates: list[float], *, stale_from: int | None = N
     """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays
     where it is.
     """
-    canary = WeightSyncCheck(policy)
+    sync_check = WeightSyncCheck(policy)
     for number, rate in enumerate(rates):
-        await canary.take_reference(TOKENS)
+        await sync_check.take_reference(TOKENS)
         sampler = policy.sampler
         await policy.train(batch(), rate)
         if stale_from is not None and number >= stale_from:
             policy.sampler = sampler
-        await canary.check()
+        await sync_check.check()
 
 
 class ShortAnswers:
@@ -49,22 +49,22 @@ class ShortAnswers:
 
 
 async def test_a_server_with_one_logprob_too_few_ends_the_run_by_name(policy: Policy) -> None:
-    canary = WeightSyncCheck(policy)
-    await canary.take_reference(TOKENS)
+    sync_check = WeightSyncCheck(policy)
+    await sync_check.take_reference(TOKENS)
     await policy.train(batch(), 1e-3)
     policy.sampler = ShortAnswers(policy.sampler)  # type: ignore[assignment]
     with pytest.raises(ServerProtocolError, match="9 log-probabilities of a text of 10 tokens"):
-        await canary.check()
+        await sync_check.check()
 
 
 async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) -> None:
-    canary = WeightSyncCheck(policy)
-    await canary.take_reference(TOKENS)
-    canary.start_change_measurement(TOKENS)
+    sync_check = WeightSyncCheck(policy)
+    await sync_check.take_reference(TOKENS)
+    sync_check.start_change_measurement(TOKENS)
     (task,) = (
         all_task for all_task in asyncio.all_tasks() if all_task is not asyncio.current_task()
     )
-    canary.close()
+    sync_check.close()
     await asyncio.wait([task])
     assert task.cancelled()
 
@@ -125,17 +125,17 @@ async def test_a_sampler_that_falls_behind_later_fails_the_run(policy: Policy) -
 
 async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     """It follows its trainer, and is far from it."""
-    canary = WeightSyncCheck(policy)
-    await canary.take_reference(TOKENS)
+    sync_check = WeightSyncCheck(policy)
+    await sync_check.take_reference(TOKENS)
     for _ in range(3):
         await policy.train(batch(), 3e-2)
     far = policy.sampler
     policy.sampler = None
     other = await Policy.create(policy.config, resume_from=None)
     other.sampler = far
-    canary.policy = other
+    sync_check.policy = other
     with pytest.raises(WeightSyncError, match="are not those in training"):
-        await canary.check()
+        await sync_check.check()
     await other.close("success")
 
 
@@ -154,10 +154,10 @@ async def play_looks(*looks: WeightSample | None) -> list[float | None]:
         async def _sample_weights(self) -> WeightSample | None:
             return answers.pop(0)
 
-    canary = Played(None)  # type: ignore[arg-type]
-    await canary.take_reference(TOKENS)
+    sync_check = Played(None)  # type: ignore[arg-type]
+    await sync_check.take_reference(TOKENS)
     while answers:
-        results.append(await canary.check())
+        results.append(await sync_check.check())
     return results
 
 
@@ -188,28 +188,28 @@ async def test_later_differences_are_compared_with_the_one_before_training() -> 
 
 async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:
     """A first datum may have one position; a later one gives the text."""
-    canary = WeightSyncCheck(policy)
-    await canary.take_reference([5])
+    sync_check = WeightSyncCheck(policy)
+    await sync_check.take_reference([5])
     await policy.train(batch(), 1e-3)
-    await canary.check()
-    canary.start_change_measurement([5])
-    assert await canary.finish_change_measurement() is None
-    await canary.take_reference(TOKENS)
-    canary.start_change_measurement(TOKENS)
-    assert await canary.finish_change_measurement() == pytest.approx(0.0, abs=1e-5)
+    await sync_check.check()
+    sync_check.start_change_measurement([5])
+    assert await sync_check.finish_change_measurement() is None
+    await sync_check.take_reference(TOKENS)
+    sync_check.start_change_measurement(TOKENS)
+    assert await sync_check.finish_change_measurement() == pytest.approx(0.0, abs=1e-5)
 
 
 async def test_a_server_that_does_not_answer_a_look_does_not_end_the_run(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next update is another chance."""
-    canary = WeightSyncCheck(policy)
-    await canary.take_reference(TOKENS)
+    sync_check = WeightSyncCheck(policy)
+    await sync_check.take_reference(TOKENS)
 
     async def fail(self: Policy, tokens: Any) -> Any:
         raise ConnectionError("gone")
 
     with monkeypatch.context() as patch:
         patch.setattr(Policy, "compute_logprobs", fail)
-        assert await canary.check() is None
-    assert await canary.check() == pytest.approx(0.0, abs=1e-4)
+        assert await sync_check.check() is None
+    assert await sync_check.check() == pytest.approx(0.0, abs=1e-4)
