@@ -11,7 +11,7 @@ from documentation.markdown import make_table
 from lachesis.cli.main import build_parser
 from lachesis.cli.parser import CommandParser, TopParser
 
-HEAD = """# Commands
+COMMANDS_HEAD = """# Commands
 
 For whoever types `lachesis`: what each command does, and all of its options.
 
@@ -33,7 +33,7 @@ def render_commands() -> str:
             )
             for title, commands in parser.groups.items()
         ]
-    return HEAD + "\n" + "\n".join(sections)
+    return COMMANDS_HEAD + "\n" + "\n".join(sections)
 
 
 def _render(parser: TopParser, name: str) -> str:

@@ -7,7 +7,7 @@ import builtins
 from documentation.markdown import make_table, take_first_sentence
 from lachesis.base.errors import LachesisError, RunError
 
-HEAD = """# Errors
+ERRORS_HEAD = """# Errors
 
 For whoever writes a program that calls Lachesis: the codes to match on.
 
@@ -45,7 +45,7 @@ def render_errors() -> str:
         for error in list_error_classes()
     ]
     table = make_table(("code", "what happened", "class", "also"), rows)
-    return f"{HEAD}\n{table}\n"
+    return f"{ERRORS_HEAD}\n{table}\n"
 
 
 def _list_python_names(error: type[LachesisError]) -> list[str]:

@@ -8,7 +8,7 @@ from documentation.markdown import make_table
 from lachesis.config.edits import SECTIONS, ConfigField, ConfigFields, describe_allowed
 from lachesis.config.profiles import PROFILES
 
-HEAD = """# Fields of a configuration
+FIELDS_HEAD = """# Fields of a configuration
 
 For whoever sets a value with `--set`, in a launch file, by a form of Prefect or by a tool: each
 field with its default, what it may be, and what it means.
@@ -34,7 +34,7 @@ def render_fields() -> str:
     """Return the page of all fields, a table per section."""
     # The embedded profile locks least, the Tinker cloud most.
     locked_by_profile = {name: ConfigFields(name).by_name for name in ("embedded", "tinker")}
-    parts = [HEAD]
+    parts = [FIELDS_HEAD]
     for section in SECTIONS:
         names = [name for name in locked_by_profile["tinker"] if name.startswith(f"{section}.")]
         rows = [

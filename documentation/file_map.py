@@ -8,7 +8,7 @@ from pathlib import Path
 from documentation.markdown import make_table, take_first_sentence
 from documentation.site import ROOT
 
-HEAD = """# Map of the repository
+FILE_MAP_HEAD = """# Map of the repository
 
 For whoever looks for the code that does something: every module, with the first sentence of its
 docstring.
@@ -47,7 +47,7 @@ def render_file_map() -> str:
             introductions[folder] = sentence
         else:
             rows_by_folder.setdefault(folder, []).append((f"`{module.name}`", sentence))
-    parts = [HEAD]
+    parts = [FILE_MAP_HEAD]
     for folder, rows in rows_by_folder.items():
         parts += [f"## {folder}/", ""]
         if introductions.get(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from documentation.markdown import make_table
 
-HEAD = """# Files
+FILES_HEAD = """# Files
 
 For whoever wants to read, copy or back up what Lachesis keeps: the files of a home and of a run.
 
@@ -59,7 +59,7 @@ def render_files() -> str:
         (title, make_table(("file", "what it holds"), _make_rows(files)))
         for title, files in (("The home", HOME_FILES), ("A run", RUN_FILES))
     ]
-    return HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in tables)
+    return FILES_HEAD + "".join(f"\n## {title}\n\n{table}\n" for title, table in tables)
 
 
 def _make_rows(files: dict[str, str]) -> list[tuple[str, str]]:

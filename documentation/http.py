@@ -7,7 +7,7 @@ from typing import Any
 from documentation.markdown import make_table
 from lachesis.agent.rest import ERRORS, create_routes
 
-HEAD = """# HTTP
+HTTP_HEAD = """# HTTP
 
 For whoever calls Lachesis from a program that is not written in Python: the routes of
 `lachesis api`.
@@ -27,7 +27,7 @@ def render_http() -> str:
         for method, operation in operations.items():
             rows = rows_by_tag.setdefault(operation.get("tags", ["service"])[0], [])
             rows.append((f"`{method.upper()} {path}`", _describe(operation)))
-    parts = [HEAD]
+    parts = [HTTP_HEAD]
     for tag, rows in rows_by_tag.items():
         parts += [f"## {tag.capitalize()}", "", make_table(("route", "what it does"), rows), ""]
     statuses = [(status, error["description"]) for status, error in ERRORS.items()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from documentation.site import DOCS, read_navigation
 
-HEAD = """# Lachesis
+LLMS_HEAD = """# Lachesis
 
 > Lachesis trains language models by reinforcement learning: it finds and tests environments, starts
 > runs, shows them while they train, stops and resumes them, and hands over the weights.
@@ -20,7 +20,7 @@ An agent works with the `rl_*` tools: see [Tools for agents](reference/tools.md)
 
 def render_llms_text() -> str:
     """Return the list of all pages in the order of the site, with whom each is for."""
-    lines = [HEAD]
+    lines = [LLMS_HEAD]
     for entry in read_navigation():
         ((title, target),) = entry.items()
         if isinstance(target, list):

@@ -7,7 +7,7 @@ from itertools import groupby
 from documentation.markdown import make_table
 from lachesis.runs.metric_names import METRIC_MEANINGS
 
-HEAD = """# Metrics
+METRICS_HEAD = """# Metrics
 
 For whoever reads a curve, `metrics.jsonl`, or W&B: what each number means, and its unit.
 
@@ -20,7 +20,7 @@ that the environment or the server chooses.
 
 def render_metrics() -> str:
     """Return the page of all metrics, a table per first part of their names."""
-    parts = [HEAD]
+    parts = [METRICS_HEAD]
     by_part = groupby(METRIC_MEANINGS.items(), key=lambda item: item[0].partition("/")[0])
     for part, items in by_part:
         rows = [(f"`{name}`", meaning) for name, meaning in items]

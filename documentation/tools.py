@@ -7,7 +7,7 @@ from typing import Any
 
 from lachesis.agent.tools import TOOLS, AgentTool
 
-HEAD = """# Tools for agents
+TOOLS_HEAD = """# Tools for agents
 
 For whoever calls the `rl_*` tools, or writes a program that does: what each takes and answers.
 
@@ -29,7 +29,7 @@ def render_tools() -> str:
         f"| [`{tool.name}`](#{tool.name}) | {_extract_first_sentence(tool)} |"
         for tool in TOOLS.values()
     ]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(_render_section, TOOLS.values()))
+    return TOOLS_HEAD + "\n".join(rows) + "\n\n" + "\n".join(map(_render_section, TOOLS.values()))
 
 
 def _render_section(tool: AgentTool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from documentation.markdown import make_table
 
-HEAD = """# Environment variables
+VARIABLES_HEAD = """# Environment variables
 
 For whoever runs `lachesis serve` as a service, or wants another place, port or token: the variables
 that are read.
@@ -134,7 +134,7 @@ INTERNAL_VARIABLES = (
 
 def render_variables() -> str:
     """Return the page of all variables, a table per subject."""
-    parts = [HEAD]
+    parts = [VARIABLES_HEAD]
     for subject, variables in VARIABLES.items():
         rows = [(f"`{name}`", *texts) for name, texts in variables.items()]
         parts += [f"## {subject}", "", make_table(("variable", "default", "meaning"), rows), ""]

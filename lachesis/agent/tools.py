@@ -16,7 +16,6 @@ from lachesis.agent import (
     check_jobs,
     health,
     inference_tests,
-    models,
     previews,
     rollouts,
     schemas,
@@ -27,6 +26,7 @@ from lachesis.agent.availability import (
     get_missing_keys,
 )
 from lachesis.agent.background_server import call_with_server
+from lachesis.agent.models import list_session_models
 from lachesis.agent.registry import (
     TOOLS,
     AgentTool,
@@ -92,7 +92,7 @@ def rl_list_models(context: CallContext, profile: SelectedProfile = None) -> Mod
     Each has its context, prices, thinking, and a recommended rank and learning rate with their
     sources. Without `profile` it is that of the draft, or the default.
     """
-    return models.list_session_models(context.session, profile)
+    return list_session_models(context.session, profile)
 
 
 @tool(ToolHints(idempotent=True))

@@ -26,8 +26,6 @@ from lachesis.engine.serving import bind_listener, read_token, run_program, serv
 if TYPE_CHECKING:
     from lachesis.engine.engine import Engine
 
-log = logging.getLogger(__name__)
-
 
 def main() -> int:
     """Serve until SIGTERM, and return the exit code."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import EngineRequestError
-from lachesis.engine import lora, protobuf_messages, weights
+from lachesis.engine import protobuf_messages, weights
 from lachesis.engine.checkpoint_store import CheckpointPath
 from lachesis.engine.futures import Payload
 from lachesis.engine.interface import Metadata
 from lachesis.engine.json_messages import describe_adapter, describe_base_model
 from lachesis.engine.load_settings import LoadSettings
-from lachesis.engine.lora import LoraAdapter
+from lachesis.engine.lora import LoraAdapter, from_tensors, make_peft_config, to_tensors
 from lachesis.engine.lora_spec import LoraSpec
 from lachesis.engine.model import BaseLanguageModel
 from lachesis.engine.model_thread import ModelThread
@@ -182,7 +182,7 @@ class Engine(SessionKeeper):
         path = CheckpointPath(model_id, kind, name or uuid.uuid4().hex[:8])
         size = self.store.save(
             path,
-            tensors=lora.to_tensors(model.factors),
+            tensors=to_tensors(model.factors),
             adapter_config=self._make_peft_config(model),
             optimizer=model.copy_optimizer_state() if kind == "weights" else None,
             checkpoint_record={
@@ -199,7 +199,7 @@ class Engine(SessionKeeper):
     def _make_peft_config(self, model: TrainingModel) -> dict[str, Any]:
         lora_layers = model.base.lora_layers
         target_modules = lora_layers.find_target_modules(model.factors)
-        return lora.make_peft_config(
+        return make_peft_config(
             model.spec.rank, target_modules, model.base.source, transposed=lora_layers.transposed
         )
 
@@ -225,7 +225,7 @@ class Engine(SessionKeeper):
                 f"{path} has no optimizer state; use a weights/ path, or load without the optimizer"
             )
         model.load(
-            lora.from_tensors(tensors, model.base.device),
+            from_tensors(tensors, model.base.device),
             optimizer_state if with_optimizer else None,
             path,
         )
@@ -274,7 +274,7 @@ class Engine(SessionKeeper):
         tensors, _, checkpoint_record = self.store.load(CheckpointPath.parse(model_path))
         served_model = self._find_checkpoint_model(checkpoint_record)
         base = served_model.base
-        factors = lora.from_tensors(tensors, base.device, base.module.dtype)
+        factors = from_tensors(tensors, base.device, base.module.dtype)
         base.lora_layers.check_factors(factors, model_path)
         return served_model, LoraAdapter(factors, LoraSpec(**checkpoint_record["lora"]).scale)
 

@@ -39,7 +39,6 @@ from lachesis.base.secrets import redact
 from lachesis.catalog import fingerprint, requirements
 from lachesis.env_process import (
     atropos_patches,
-    counters,
     dataset_position,
     evaluation_hooks,
     inference_test,
@@ -50,6 +49,7 @@ from lachesis.env_process import (
     scheduled_evaluation,
     stages,
 )
+from lachesis.env_process.counters import RolloutCounters, install_rollout_counters
 from lachesis.env_process.template_settings import (
     install_template_settings,
     read_template_settings,
@@ -89,7 +89,7 @@ def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> N
     if name:
         atropos_patches.label_groups(name)
     counters_file = Path(os.environ["LACHESIS_COUNTERS_FILE"])
-    rollout_counters = counters.RolloutCounters(counters_file)
+    rollout_counters = RolloutCounters(counters_file)
     watch = loop_watch.LoopWatch(rollout_counters, counters_file.with_suffix(".stack"), file.parent)
     evaluation_client = None
     if inference_server:
@@ -147,7 +147,7 @@ def _describe_causes(error: Exception, file: Path) -> str:
 
 
 def _instrument_environment(
-    rollout_counters: counters.RolloutCounters,
+    rollout_counters: RolloutCounters,
     watch: loop_watch.LoopWatch,
     evaluation_client: scheduled_evaluation.EvaluationClient | None,
 ) -> None:
@@ -164,7 +164,7 @@ def _instrument_environment(
         item_labels.label_groups_with_items(cls)
         dataset_position.install_position_tracking(start_position, cls)
         rollout_counters.num_items_before = start_position.items_to_skip
-        counters.install_rollout_counters(rollout_counters, cls)
+        install_rollout_counters(rollout_counters, cls)
         if evaluation_client is not None:
             evaluation_client.install_schedule(cls)
         watch.install(cls)

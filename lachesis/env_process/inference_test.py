@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.json_text import Json
-from lachesis.env_process import counters, request_counters
+from lachesis.env_process import request_counters
+from lachesis.env_process.counters import RolloutCounters, install_rollout_counters
 from lachesis.environment.endpoint_errors import is_endpoint_error, is_transport_error
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ NO_ITEM_MESSAGE = (
 )
 
 
-def install_inference_test(spec: Json) -> counters.RolloutCounters:
+def install_inference_test(spec: Json) -> RolloutCounters:
     """Patch Atropos' base class before the environment's file runs, and return the counters."""
     from atroposlib.envs.base import BaseEnv
 
     original_cli = BaseEnv.cli.__func__
-    rollout_counters = counters.RolloutCounters(Path(spec["counters"]))
+    rollout_counters = RolloutCounters(Path(spec["counters"]))
     rollout_counters.per_group = []
     request_counters.install_request_counters(rollout_counters)
     sampling_overrides = {
@@ -51,9 +52,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
     sampled_answers = _install_sampling_recorder(sampling_overrides if spec.get("prompts") else {})
 
     def cli(cls: type[BaseEnv]) -> None:
-        counters.install_rollout_counters(
-            rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS
-        )
+        install_rollout_counters(rollout_counters, cls, max_unusable_groups=MAX_UNUSABLE_GROUPS)
         if spec.get("prompts"):
             cls.process_manager = _build_process_manager(spec, sampled_answers)
         else:
@@ -65,7 +64,7 @@ def install_inference_test(spec: Json) -> counters.RolloutCounters:
     return rollout_counters
 
 
-def record_failure_kind(rollout_counters: counters.RolloutCounters, error: BaseException) -> None:
+def record_failure_kind(rollout_counters: RolloutCounters, error: BaseException) -> None:
     """Record whether the environment, its endpoint or the network is to blame for an error."""
     is_endpoint_fault, is_transport_fault = is_endpoint_error(error), is_transport_error(error)
     rollout_counters.failure = {

@@ -29,8 +29,8 @@ from typing import Any
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, ScoredDataGroup
 
-from lachesis.environment import data, evaluation
-from lachesis.environment.data import DatasetSplit, Item
+from lachesis.environment import evaluation
+from lachesis.environment.data import DatasetSplit, Item, build_given_split, split_items
 from lachesis.environment.outcome import AllInvalid, Outcome, build_invalid, to_outcome
 from lachesis.environment.sampling import SampledCompletion, encode_first_prompt, sample
 from lachesis.environment.task_config import TaskEnvConfig
@@ -174,14 +174,14 @@ class TaskEnv(BaseEnv):
         dataset = await dataset if inspect.isawaitable(dataset) else dataset
         max_held_out = self.config.max_held_out_items
         if isinstance(dataset, Mapping):
-            self.items = data.build_given_split(
+            self.items = build_given_split(
                 dataset.get("train", ()),
                 dataset.get("held_out", ()),
                 self.identity,
                 max_held_out=max_held_out,
             )
         else:
-            self.items = data.split_items(
+            self.items = split_items(
                 dataset,
                 self.identity,
                 held_out_share=self.config.held_out_share,

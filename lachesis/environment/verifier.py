@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lachesis.base.failure_reasons import describe_exception
-from lachesis.environment import timeouts
 from lachesis.environment.outcome import Invalid, build_invalid
+from lachesis.environment.timeouts import pausable_timeout
 
 log = logging.getLogger(__name__)
 # After this many calls that never return, no further call is made, because each keeps a thread.
@@ -153,7 +153,7 @@ async def limit_time(seconds: float, label: str) -> AsyncIterator[None]:
     Waits for samples and for a sandbox do not count.
     """
     try:
-        async with timeouts.pausable_timeout(seconds) as timeout:
+        async with pausable_timeout(seconds) as timeout:
             yield
     except TimeoutError:
         if not timeout.expired():

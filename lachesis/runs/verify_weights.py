@@ -12,10 +12,10 @@ from lachesis.base.tolerance import (
     get_profile_tolerance,
     make_measured_tolerance,
 )
-from lachesis.runs import parity, server_parity
+from lachesis.runs import server_parity
 from lachesis.runs.checkpoints import Manifest
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.parity import Parity
+from lachesis.runs.parity import Parity, check_adapter
 from lachesis.runs.run_dir import RunDir
 from lachesis.runs.run_record import RunRecord
 
@@ -95,7 +95,7 @@ def verify_weights(
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
     merged_folder = staging_folder / MERGED_FOLDER if merged else None
     tolerance = choose_tolerance(record, run_dir)
-    adapter_parity, merged_parity, revision = parity.check_adapter(
+    adapter_parity, merged_parity, revision = check_adapter(
         record.base_model, staging_folder, texts, merged_folder, tolerance
     )
     results = {"parity": adapter_parity}
