@@ -46,11 +46,11 @@ e2e: $(INSTALLED)
 
 coverage: $(INSTALLED)
 	rm -rf .coverage_parts && mkdir .coverage_parts
-	PYTHONPATH=$(CURDIR)/tests/coverage:$(CURDIR) $(BIN)/python -m pytest -m 'not matrix and not backends' --numprocesses 3 --dist loadscope --no-loadscope-reorder
-	$(BIN)/python tests/coverage/floors.py
+	PYTHONPATH=$(CURDIR)/tests/repository/coverage:$(CURDIR) $(BIN)/python -m pytest -m 'not matrix and not backends' --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python tests/repository/coverage/floors.py
 
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/cloud tests/e2e -m 'matrix or pages' \
+	$(BIN)/python -m pytest $(LONGEST_FAULTS) $(wildcard tests/faults/test_*.py) tests/tinker_cloud tests/e2e -m 'matrix or pages' \
 	    --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 backends: $(INSTALLED)
@@ -63,37 +63,37 @@ serve: $(INSTALLED)
 	$(BIN)/lachesis serve
 
 rehearsal: $(INSTALLED)
-	$(BIN)/python -m tests.cloud
+	$(BIN)/python -m tests.tinker_cloud
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/python bench/house.py
+	$(BIN)/python bench/code_style.py
 
 house:
-	$(PYTHON) bench/house.py
+	$(PYTHON) bench/code_style.py
 
 bench: $(INSTALLED)
-	$(BIN)/python bench/engine.py
-	$(BIN)/python bench/chain.py
-	$(BIN)/python bench/launch.py
-	$(BIN)/python bench/rollouts.py
+	$(BIN)/python bench/engine_speed.py
+	$(BIN)/python bench/time_to_reward.py
+	$(BIN)/python bench/launch_time.py
+	$(BIN)/python bench/rollout_storage.py
 	$(BIN)/python bench/first_minutes.py --wheel
-	$(BIN)/python bench/agents.py
-	$(BIN)/python bench/validation.py
-	$(BIN)/python bench/monitor.py
-	$(BIN)/python bench/judgement.py
-	$(BIN)/python bench/pauses.py
-	$(BIN)/python bench/environments.py
-	$(BIN)/python bench/learning.py
+	$(BIN)/python bench/tool_latency.py
+	$(BIN)/python bench/inference_test_time.py
+	$(BIN)/python bench/monitor_tick.py
+	$(BIN)/python bench/learning_judgement.py
+	$(BIN)/python bench/trainer_pauses.py
+	$(BIN)/python bench/environment_cost.py
+	$(BIN)/python bench/demo_learning.py
 
 families: $(INSTALLED)
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/families.py --write docs/reference/families.md
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python bench/model_families.py --write docs/reference/families.md
 
 docs: $(INSTALLED)
-	$(BIN)/python -m documentation
+	$(BIN)/python -m docs_generator
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config
 
-from lachesis.engine.device_memory import GIB
-from lachesis.engine.memory_forecast import measure_model_sizes
-from lachesis.engine.memory_plan import ModelUse, compute_needed_bytes
+from lachesis.engine.base_model.device import GIB
+from lachesis.engine.base_model.memory_forecast import measure_model_sizes
+from lachesis.engine.base_model.memory_plan import ModelUse, compute_needed_bytes
 
 # Width, width of the MLP, layers, heads, heads for keys and values, and whether the head is tied.
 SHAPES = {

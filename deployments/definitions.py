@@ -16,15 +16,12 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.schedules import Cron, Interval, Schedule
 from pydantic import BaseModel
 
-from deployments.forms import make_form
 from lachesis import __version__
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
+from lachesis.config.launch_spec import TestParameters, TrainingParameters
 from lachesis.config.profiles import PROFILES
-from lachesis.orchestration import prefect_internals
-from lachesis.orchestration.choices import ENVIRONMENT_PARAMETERS, list_environment_names
-from lachesis.orchestration.flow_parameters import TestParameters, TrainingParameters
-from lachesis.orchestration.server import (
+from lachesis.prefect_client.background_serve import (
     MONITOR_FLOW,
     NIGHTLY_FLOW,
     TEST_FLOW,
@@ -32,6 +29,8 @@ from lachesis.orchestration.server import (
     get_deployment_name,
     read_monitor_interval_s,
 )
+from lachesis.prefect_client.forms import ENVIRONMENT_PARAMETERS, list_environment_names, make_form
+from lachesis.prefect_client.internals import read_parameter_schema, write_parameter_schema
 
 SCHEDULE_ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
 # What people start has this tag; `/v2/runs?tags=lachesis` shows only that.
@@ -111,8 +110,8 @@ def make_deployment(
     if flow in ENVIRONMENT_PARAMETERS:
         choices[ENVIRONMENT_PARAMETERS[flow]] = list_environment_names()
     required = tuple(name for name in choices if name == "environment")
-    schema = prefect_internals.read_parameter_schema(deployment)
-    prefect_internals.write_parameter_schema(
+    schema = read_parameter_schema(deployment)
+    write_parameter_schema(
         deployment, make_form(schema, choices, model=MODELS.get(flow), required=required)
     )
     return deployment

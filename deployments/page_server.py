@@ -15,16 +15,16 @@ import sys
 import time
 from pathlib import Path
 
-from lachesis.base.access_token import load_or_create_token
+from lachesis.base.bounded_child import signal_group
 from lachesis.base.errors import LachesisError
-from lachesis.base.process_groups import signal_group
+from lachesis.base.http_guard import load_or_create_token
 from lachesis.base.secrets import build_child_env
-from lachesis.base.typed_values import read_env_number
-from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE
-from lachesis.runs.leftovers import build_mark
-from lachesis.supervision.ports import open_listener
-from lachesis.ui.serving import PREFERRED_PORT, find_page_server
-from lachesis.ui.sign_in import make_sign_in_link
+from lachesis.config.value_parsing import read_env_number
+from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
+from lachesis.supervision.process_marks import build_mark
+from lachesis.supervision.services.ports import open_listener
+from lachesis.web.serving import PREFERRED_PORT, find_page_server
+from lachesis.web.sign_in import make_sign_in_link
 
 # Seconds after which a process that has died is started again, and that its end may take.
 RESTART_PAUSE_S, END_TIMEOUT_S = 30.0, 10.0
@@ -94,7 +94,7 @@ class PageServer:
         passed_variables = {name: os.environ[name] for name in names if name in os.environ}
         with (self.home / "logs" / "pages.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lachesis.ui", "--listener", str(listener.fileno())],
+                [sys.executable, "-m", "lachesis.web", "--listener", str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env=build_child_env(
                     {**passed_variables, LAUNCHER_MARK_VARIABLE: build_mark(self.home)}

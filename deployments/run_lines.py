@@ -8,10 +8,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from lachesis.orchestration.submit import get_run_url
+from lachesis.prefect_client.submit import get_run_url
 from lachesis.reporting.run_summary import summarize_run
-from lachesis.runs.held_out import describe_share
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.held_out_results import describe_share
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
 # Seconds between two looks at the records.

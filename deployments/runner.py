@@ -36,9 +36,19 @@ from deployments.log_capture import capture_output
 from deployments.waiting_runs import record_waiting_runs
 from lachesis.base.errors import LachesisError
 from lachesis.base.waiting import wait_until
-from lachesis.orchestration import prefect_internals
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server import READY_LINE, START_TIMEOUT_S, read_max_runs_setting
+from lachesis.prefect_client.background_serve import (
+    READY_LINE,
+    START_TIMEOUT_S,
+    read_max_runs_setting,
+)
+from lachesis.prefect_client.internals import (
+    cancel_run,
+    keep_final_states,
+    list_running_ids,
+    restart_cancellation_poll,
+    stop_claiming_runs,
+)
+from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")
@@ -125,7 +135,7 @@ async def main() -> int:
         await asyncio.sleep(0.05)
     for runner in runners:
         if runner.started:
-            prefect_internals.keep_final_states(runner)
+            keep_final_states(runner)
     stop_event = asyncio.Event()
     # Installed after start(), whose own handlers kill the flows.
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -140,7 +150,7 @@ async def main() -> int:
     for task in ended_tasks:
         log.error("a runner ended by itself", exc_info=task.exception())
     for runner in runners:  # Flow runs that are submitted from now on wait for the next runner.
-        prefect_internals.stop_claiming_runs(runner)
+        stop_claiming_runs(runner)
     await asyncio.gather(*map(_cancel_all, runners))
     # One that has ended by itself cannot be stopped, and must not keep the others from it.
     await asyncio.gather(*(runner.astop() for runner in runners if runner.started))
@@ -222,7 +232,7 @@ async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) ->
         while True:
             await asyncio.sleep(WATCH_POLL_S)
             for runner in runners:
-                prefect_internals.restart_cancellation_poll(runner)
+                restart_cancellation_poll(runner)
             without_process = await _end_cancelled_runs(
                 client, runners, deployment_ids, without_process
             )
@@ -262,9 +272,7 @@ async def _end_cancelled_runs(
             )
         }
         cancelling_ids -= {
-            flow_run_id
-            for runner in runners
-            for flow_run_id in prefect_internals.list_running_ids(runner)
+            flow_run_id for runner in runners for flow_run_id in list_running_ids(runner)
         }
         # A run that was claimed a moment ago has no process yet, so one poll proves nothing.
         for flow_run_id in cancelling_ids & previous_ids:
@@ -280,10 +288,7 @@ async def _end_cancelled_runs(
 async def _cancel_all(runner: Runner) -> None:
     # astop() would cancel them one after the other, up to 30 s each.
     await asyncio.gather(
-        *(
-            prefect_internals.cancel_run(runner, flow_run_id)
-            for flow_run_id in prefect_internals.list_running_ids(runner)
-        ),
+        *(cancel_run(runner, flow_run_id) for flow_run_id in list_running_ids(runner)),
         return_exceptions=True,
     )
 

@@ -27,13 +27,12 @@ import psutil
 from deployments.page_server import PageServer
 from deployments.run_lines import RunLines
 from lachesis.base import paths
+from lachesis.base.api_keys import adopt_keys
+from lachesis.base.bounded_child import signal_group
 from lachesis.base.errors import LachesisError, ProcessExitedError, RunStateError
 from lachesis.base.files import read_last_lines, storage_errors
-from lachesis.base.keys import adopt_keys
-from lachesis.base.process_groups import signal_group
 from lachesis.base.secrets import build_child_env
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server import (
+from lachesis.prefect_client.background_serve import (
     READY_LINE,
     find_running_server,
     get_deployment_suffix,
@@ -41,14 +40,15 @@ from lachesis.orchestration.server import (
     read_monitor_interval_s,
     require_other_server,
 )
-from lachesis.orchestration.server_info import (
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.serve_info import (
     read_auth_string,
     remove_server_info,
     write_server_info,
 )
-from lachesis.runs.cleanup import LAUNCHER_MARK_VARIABLE, find_flow_processes
-from lachesis.runs.leftovers import build_mark, find_processes, terminate_processes
-from lachesis.supervision.ports import check_port, choose_port
+from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE, find_flow_processes
+from lachesis.supervision.process_marks import build_mark, find_processes, terminate_processes
+from lachesis.supervision.services.ports import check_port, choose_port
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Time limit for the start of the server and of the runner, for one that hangs.
@@ -239,7 +239,7 @@ class Launcher:
         if self.port is not None:
             check_port(self.port)
         port = self.port or choose_port(PREFERRED_PORT)
-        program = [sys.executable, "-m", "deployments.server"]
+        program = [sys.executable, "-m", "deployments.prefect_server"]
         command = [*program, "--host", "127.0.0.1", "--port", str(port)]
         # Browsers may call it from its own pages only: whoever can change a deployment can run
         # programs here.

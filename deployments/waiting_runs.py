@@ -13,9 +13,9 @@ from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import LachesisError, ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server import TRAINING_FLOW, find_deployment
-from lachesis.service import LachesisService
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.background_serve import TRAINING_FLOW, find_deployment
+from lachesis.prefect_client.resources import PrefectApi
 
 log = logging.getLogger("lachesis.runner")
 # A flow run that has waited this long was not started at once, so it waits for its place.

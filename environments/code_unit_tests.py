@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from lachesis.environment import Item, Outcome, TaskEnv, TaskEnvConfig, zero
-from lachesis.environment.sandbox import Limits, Sandbox
+from lachesis.environment import Item, Limits, Outcome, Sandbox, TaskEnv, TaskEnvConfig, zero
 
 KINDS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "plus": ("x+{k}", lambda x, k: x + k),

@@ -9,12 +9,17 @@ from typing import Any
 
 from pydantic import Field
 
-from lachesis.environment import Chat, ConversationEnv, ConversationEnvConfig, Item, Outcome, zero
-from lachesis.environment.toolcalls import (
+from lachesis.environment import (
+    Chat,
+    ConversationEnv,
+    ConversationEnvConfig,
+    Item,
     MalformedCall,
+    Outcome,
     ToolDefinition,
     describe_tools,
     parse_tool_calls,
+    zero,
 )
 
 MIN_TOKENS_FOR_TOOL = 4096

@@ -18,8 +18,7 @@ from typing import Any
 import verifiers as vf
 from pydantic import Field
 
-from lachesis.environment import DatasetError, TaskEnvConfig
-from lachesis.environment.verifiers_adapter import VerifiersEnv
+from lachesis.environment import DatasetError, TaskEnvConfig, VerifiersEnv
 
 
 class VerifiersEnvironmentConfig(TaskEnvConfig):

@@ -16,25 +16,25 @@ from lachesis.base.errors import (
     MissingKeyError,
     ServerDownError,
 )
-from lachesis.base.host_clock import read_clocks
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.resuming import make_next_attempt_changes, needs_new_attempt
-from lachesis.orchestration.submit import STOPPED_BY_USER
-from lachesis.runs import leftovers
-from lachesis.runs.checkpoints import Checkpoints
+from lachesis.launch.resume import make_next_attempt_changes, needs_new_attempt
+from lachesis.prefect_client.submit import STOPPED_BY_USER
+from lachesis.runs.folder import RunDir
+from lachesis.runs.host_clock import read_clocks
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import (
+from lachesis.runs.record import (
     RunRecord,
     RunStatusName,
     get_attempt_duration_s,
     mark_services_exited,
 )
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup
+from lachesis.supervision import process_marks
+from lachesis.supervision.running_services import ServiceGroup
 from tasks.report import record_final_judgement
 
 log = logging.getLogger("lachesis.flow")
@@ -49,8 +49,8 @@ STOPPED_FROM_OUTSIDE = (
 
 def end_stray_processes(folder: Path) -> None:
     """End the children of the environment that have left its process group."""
-    for description in leftovers.terminate_processes(
-        leftovers.find_processes(folder).get(folder, [])
+    for description in process_marks.terminate_processes(
+        process_marks.find_processes(folder).get(folder, [])
     ):
         log.info("ended a process that the environment had left: %s", description)
 

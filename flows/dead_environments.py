@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from lachesis.base.errors import InvalidGroupsError
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
-from lachesis.runs.environment_counts import read_counts
-from lachesis.runs.invalid_groups import (
+from lachesis.runs.environment_counters import read_counts
+from lachesis.runs.store import RunStore
+from lachesis.supervision.invalid_groups import (
     ALL_INVALID,
     DeadEnvironment,
     count_invalid_groups,
@@ -17,8 +18,7 @@ from lachesis.runs.invalid_groups import (
     is_dead,
     require_usable_groups,
 )
-from lachesis.runs.store import RunStore
-from lachesis.supervision.plan import ServicePlan
+from lachesis.supervision.services.plan import ServicePlan
 
 log = logging.getLogger("lachesis.flow")
 

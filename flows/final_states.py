@@ -15,7 +15,7 @@ from prefect.states import Cancelled, Failed
 
 from lachesis.base.errors import LachesisError, RunSkippedError, ServerDownError
 from lachesis.base.secrets import redact
-from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.prefect_client.resources import PrefectApi
 
 # The name of the state of a flow run that could not begin because of what its user asked for.
 REFUSED = "Refused"

@@ -15,16 +15,19 @@ from contextvars import copy_context
 from typing import Any
 
 from lachesis.base.errors import LachesisError, ProcessExitedError, StorageError
-from lachesis.runs.evaluation import read_evaluation
-from lachesis.runs.evaluation_results import record_failed_evaluation
-from lachesis.runs.held_out import describe_point, to_point
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.held_out_results import (
+    describe_point,
+    read_evaluation,
+    record_failed_evaluation,
+    to_point,
+)
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_ended
-from lachesis.supervision.plan import ServicePlan
-from lachesis.supervision.process import ServiceSpec
-from tasks.outcomes import RequestToEnd, run_as_task
+from lachesis.supervision.readiness import wait_until_ended
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.plan import ServicePlan
+from lachesis.supervision.services.spec import ServiceSpec
+from tasks.run_as_task import RequestToEnd, run_as_task
 
 log = logging.getLogger("lachesis.flow")
 JOIN_TIMEOUT_S = 5.0

@@ -10,8 +10,8 @@ from prefect import flow, runtime
 
 from lachesis.base.errors import ServerDownError
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration.choices import update_environment_choices
-from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.prefect_client.forms import update_environment_choices
+from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.monitor")

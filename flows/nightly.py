@@ -12,10 +12,10 @@ from prefect.states import Failed
 
 from flows.final_states import end_flow_run, make_refusal
 from lachesis.base.errors import ArgumentsError, LachesisError
-from lachesis.orchestration.choices import list_environment_names
-from lachesis.orchestration.launch_inputs import TINY_MODEL
-from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.inference_tests import TestOptions
+from lachesis.inference_tests.store import TestOptions
+from lachesis.launch.choose_model import TINY_MODEL
+from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.prefect_client.forms import list_environment_names
 
 log = logging.getLogger("lachesis.nightly")
 

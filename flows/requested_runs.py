@@ -15,27 +15,23 @@ from typing import Any
 from lachesis.base.errors import FieldValueError, RunSkippedError, RunStateError, ServerDownError
 from lachesis.base.files import hold_file_lock, storage_errors
 from lachesis.base.json_text import Json
-from lachesis.catalog.describe import register_environment
-from lachesis.orchestration.flow_parameters import (
-    TestParameters,
-    TrainingParameters,
-    check_parameters,
-)
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resolved_launch import create_inference_test
-from lachesis.orchestration.resuming import belongs_to_attempt, belongs_to_run, is_own_submission
-from lachesis.orchestration.submit import (
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.config.launch_spec import TestParameters, TrainingParameters, check_parameters
+from lachesis.environment_catalog.lookup import register_environment
+from lachesis.inference_tests.store import InferenceTest
+from lachesis.launch.resolved_launch import create_inference_test
+from lachesis.launch.resume import belongs_to_attempt, belongs_to_run, is_own_submission
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import (
     OWN_TAGS,
     list_tags,
     list_test_tags,
     make_test_key,
     make_test_title,
 )
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.run_record import SKIPPED, RunRecord
+from lachesis.runs.record import SKIPPED, RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
-from lachesis.validation.inference_tests import InferenceTest
 
 log = logging.getLogger("lachesis.flow")
 # The checkpoints of a schedule's last run that its next run may start from.

@@ -1,4 +1,4 @@
-"""Restart services that die during training, as `lachesis.supervision.restart_policy` defines."""
+"""Restart services that die during training, as `lachesis.supervision.restarts` defines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from flows.stop_requests import throttle
 from lachesis.base.errors import ProcessExitedError
-from lachesis.runs.environment_counts import read_counts
+from lachesis.runs.environment_counters import read_counts
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.plan import ServicePlan
-from lachesis.supervision.process import ServiceSpec, get_service_role
-from lachesis.supervision.restart_policy import RestartBudget, is_restartable
-from lachesis.supervision.service_clients import (
+from lachesis.supervision.readiness import (
     count_registered_environments,
     disconnect_environment,
     fetch_trainer_health,
 )
+from lachesis.supervision.restarts import RestartBudget, is_restartable
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.plan import ServicePlan
+from lachesis.supervision.services.spec import ServiceSpec, get_service_role
 from tasks.processes import start_service, wait_for_service
 
 log = logging.getLogger("lachesis.flow")

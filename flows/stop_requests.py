@@ -11,10 +11,10 @@ from collections.abc import Callable
 from prefect import runtime
 
 from lachesis.base.errors import ProcessExitedError, ServerDownError
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.run_record import RunRecord
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tasks.outcomes import RequestToEnd
+from tasks.run_as_task import RequestToEnd
 
 RUNNER_PID = os.getppid()
 CHECK_INTERVAL_S = 3.0

@@ -28,16 +28,16 @@ from flows.stop_requests import SUSPENDED, StopRequested, raise_if_stop_requeste
 from flows.training_run import TrainingRun
 from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
+from lachesis.config.launch_spec import RunLimits
 from lachesis.config.run_config import RunConfig
-from lachesis.orchestration.flow_parameters import RunLimits
-from lachesis.runs import leftovers
+from lachesis.inference_tests.required_test import require_validation
+from lachesis.inference_tests.store import InferenceTestStore
+from lachesis.operations.service import LachesisService
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
-from lachesis.supervision.group import ServiceGroup
-from lachesis.validation.gate import require_validation
-from lachesis.validation.inference_tests import InferenceTestStore
+from lachesis.supervision import process_marks
+from lachesis.supervision.running_services import ServiceGroup
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 from tasks.report import publish_report, record_final_judgement
 
@@ -198,7 +198,7 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
         build_tiny_model(store.home, store.dir(record.run_id).path)
         raise_if_stop_requested(store, record.run_id)
     folder = store.dir(record.run_id)
-    mark_env = {leftovers.MARK_VARIABLE: leftovers.build_mark(folder.path)}
+    mark_env = {process_marks.MARK_VARIABLE: process_marks.build_mark(folder.path)}
     with ServiceGroup(
         inherited_fds=(lock_fd,), stop_now_file=folder.stop_now_file, reaper_env=mark_env
     ) as group:

@@ -15,19 +15,19 @@ from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
 from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import adopt_profile_keys, check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.budgets import compute_budget_usage, find_exceeded_budget
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup, make_exit_error
-from lachesis.supervision.plan import START_ORDER, ServicePlan, make_training_plan
-from lachesis.supervision.process import ServiceSpec, get_service_role
-from lachesis.supervision.service_clients import fetch_trainer_health
-from tasks.outcomes import run_as_task
+from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
+from lachesis.supervision.readiness import fetch_trainer_health
+from lachesis.supervision.running_services import ServiceGroup, make_exit_error
+from lachesis.supervision.services.plan import START_ORDER, ServicePlan, make_training_plan
+from lachesis.supervision.services.spec import ServiceSpec, get_service_role
 from tasks.processes import start_service, wait_for_service
 from tasks.report import ProgressArtifact, log_addresses, renew_report
+from tasks.run_as_task import run_as_task
 from tasks.step_log import StepLog
 
 log = logging.getLogger("lachesis.flow")

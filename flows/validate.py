@@ -22,31 +22,26 @@ from flows.final_states import end_flow_run, make_refusal
 from flows.requested_runs import find_or_create_test
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
-from lachesis.base.model_files import compute_template_digest
 from lachesis.base.timestamps import now_iso
 from lachesis.config.prices import find_storage_price
 from lachesis.config.run_config import RunConfig
-from lachesis.env_process.stages import STAGE_NAMES
-from lachesis.runs import leftovers
-from lachesis.runs.environment_counts import read_counts
-from lachesis.service import LachesisService
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.trial import StageChild
-from lachesis.validation.forecast import Forecast, make_forecast
-from lachesis.validation.inference_test_results import (
+from lachesis.environment_check.stages import StageChild
+from lachesis.environment_process.model_free_check import STAGE_NAMES
+from lachesis.inference_tests.forecast import Forecast, make_forecast
+from lachesis.inference_tests.planned_run import find_earlier_step_time
+from lachesis.inference_tests.results import (
     compute_test_cost,
     make_model_result,
     make_test_result,
     measure_groups,
 )
-from lachesis.validation.inference_tests import (
-    InferenceTest,
-    InferenceTestStore,
-    Stage,
-    get_model_name,
-)
-from lachesis.validation.verdict import InferenceCounts, Verdict, judge_learnability
-from tasks.history import find_earlier_step_time
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, Stage, get_model_name
+from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_learnability
+from lachesis.models.find_model import compute_template_digest
+from lachesis.operations.service import LachesisService
+from lachesis.runs.environment_counters import read_counts
+from lachesis.supervision import process_marks
+from lachesis.supervision.running_services import ServiceGroup
 from tasks.inference import (
     InferenceTestContext,
     build_missing_model,
@@ -151,10 +146,10 @@ def _describe_error(error: BaseException) -> str:
 
 def _end_stray_processes(folder: Path) -> None:
     """End children of the environment that have left its process group and may hold its key."""
-    leftovers.terminate_processes(
+    process_marks.terminate_processes(
         [
             process
-            for processes in leftovers.find_processes(folder).values()
+            for processes in process_marks.find_processes(folder).values()
             for process in processes
         ]
     )

@@ -16,22 +16,25 @@ from lachesis.base.errors import LachesisError, ServerDownError, StageError
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.environment_counts import read_counts
-from lachesis.supervision.endpoint import find_endpoint
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_ended
-from lachesis.supervision.inference_test_services import make_inference_test_spec
-from lachesis.supervision.trial import serve_base_model
-from lachesis.validation.inference_test_results import collect_inference_counts
-from lachesis.validation.inference_tests import (
+from lachesis.environment_check.stages import serve_base_model
+from lachesis.inference_tests.results import collect_inference_counts
+from lachesis.inference_tests.store import (
     EMBEDDED,
     TINKER,
     InferenceTest,
     InferenceTestStore,
     get_model_name,
 )
-from lachesis.validation.process_config import make_process_config, make_remote_server_section
-from lachesis.validation.verdict import Verdict, judge_learnability
+from lachesis.inference_tests.verdict import Verdict, judge_learnability
+from lachesis.runs.environment_counters import read_counts
+from lachesis.supervision.readiness import wait_until_ended
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.inference_test import (
+    find_endpoint,
+    make_inference_test_spec,
+    make_process_config,
+    make_remote_server_section,
+)
 from tasks.processes import build_tiny_model, is_missing_tiny_model
 
 # Time limit from the moment that the model can be called.
@@ -180,7 +183,7 @@ def _prepare_endpoint(
 
 
 def _make_test_spec(context: InferenceTestContext, model: str, wandb_run_name: str) -> Json:
-    """Return what `lachesis.env_process.inference_test` reads about the test."""
+    """Return what `lachesis.environment_process.inference_test` reads about the test."""
     test, request = context.test, context.test.request
     test_spec: Json = {
         "output": str(context.tests.get_output_file(test, model)),

@@ -11,11 +11,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_ended, wait_until_healthy
-from lachesis.supervision.process import ServiceSpec
+from lachesis.supervision.readiness import wait_until_ended, wait_until_healthy
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.spec import ServiceSpec
 from lachesis.tiny_model import build
-from tasks.outcomes import run_as_task
+from tasks.run_as_task import run_as_task
 
 log = logging.getLogger("lachesis.flow")
 

@@ -15,15 +15,15 @@ from prefect import runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import ServerDownError
-from lachesis.monitor.judgement import judge_ended_run
+from lachesis.inference_tests.results import read_samples
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.monitor import artifacts
 from lachesis.monitor.publish import OVERVIEW_KIND, make_overview_key
+from lachesis.monitor.run_health import judge_ended_run
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration import artifacts
-from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
-from lachesis.ui.serving import find_page_server
-from lachesis.validation.inference_test_results import read_samples
-from lachesis.validation.inference_tests import InferenceTest, InferenceTestStore
+from lachesis.web.serving import find_page_server
 
 log = logging.getLogger("lachesis.flow")
 

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.json_text import Json
-from lachesis.supervision.trial import StageChild
+from lachesis.environment_check.stages import StageChild
 
 log = logging.getLogger("lachesis.validation")
 

@@ -10,9 +10,9 @@ import logging
 import time
 
 from lachesis.base.json_text import Json
-from lachesis.runs.held_out import build_held_out_curve, describe_point
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import build_held_out_curve, describe_point
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
 
 log = logging.getLogger("lachesis.flow")
 MAX_LINES = 30

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from lachesis.base.http_guard import ASGIApp
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.patience import deadline
 
 

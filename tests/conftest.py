@@ -20,8 +20,8 @@ import httpx
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lachesis.base.tls import get_tls_context
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.base.http_client import get_tls_context
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.prefect_server import empty_database  # noqa: F401
@@ -45,8 +45,8 @@ SAME_WORKER = {
     "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
     "tests/e2e/test_prefect_pages.py": "tests/e2e/test_lifecycle.py",
     "tests/e2e/test_deployments.py": "tests/e2e/test_lifecycle.py",
-    "tests/orchestration/test_registered_deployments.py": "tests/orchestration/test_runner.py",
-    "tests/orchestration/test_worker.py": "tests/orchestration/test_runner.py",
+    "tests/prefect_client/test_registered_deployments.py": "tests/prefect_client/test_runner.py",
+    "tests/prefect_client/test_worker.py": "tests/prefect_client/test_runner.py",
     "tests/trainer/test_pushed_weights.py": "tests/trainer/test_weights.py",
 }
 """Modules that run in the worker of another module, because a launcher or a training of their own
@@ -57,20 +57,20 @@ SAME_WORKER |= {
     f"tests/engine/test_{name}.py": "tests/engine/test_contract.py"
     for name in ("model_thread", "questions", "sampling", "training_contract")
 } | {
-    f"tests/{name}.py": "tests/trainer/inference_server/test_answers.py"
+    f"tests/{name}.py": "tests/inference_server/test_answers.py"
     for name in (
-        "runs/test_cleanup",
-        "trainer/inference_server/test_parameters",
+        "inference_server/test_fuzz",
+        "inference_server/test_parameters",
+        "supervision/test_leftovers",
         "trainer/test_accounts",
-        "trainer/test_checkpoint_manager",
+        "trainer/test_checkpoint_saving",
         "trainer/test_failed_steps",
-        "trainer/test_inference_server_fuzz",
         "trainer/test_loop",
-        "trainer/test_policy",
         "trainer/test_recompute_logprobs",
         "trainer/test_sft_examples",
+        "trainer/test_trained_model",
         "trainer/test_trainer_process",
-        "trainer/test_weight_sync_check",
+        "weight_agreement/test_at_weight_sync",
     )
 }
 
@@ -217,7 +217,7 @@ def api_process(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     port = port or reserve_free_ports(1)[0]
     with (folder / "api.log").open("ab") as stream:
-        command = [sys.executable, "-m", "lachesis.rollout_api.app", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "lachesis.rollout_api.routes", "--port", str(port), *flags]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
     try:
         wait_http(f"http://127.0.0.1:{port}/", process)

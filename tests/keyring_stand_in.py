@@ -15,7 +15,7 @@ from pathlib import Path
 from keyring.backend import KeyringBackend
 from keyring.errors import KeyringLocked
 
-from lachesis.base.keys import KEYRING_SERVICE
+from lachesis.base.api_keys import KEYRING_SERVICE
 
 
 class FileKeyring(KeyringBackend):

@@ -18,9 +18,9 @@ from filelock import FileLock
 
 from deployments.up import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server import READY_LINE
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.prefect_client.background_serve import READY_LINE
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.patience import deadline
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 
 
 def make_record(**changes: Any) -> RunRecord:

@@ -23,15 +23,15 @@ TESTS = (
     "tests/engine/test_sampling.py",
     "tests/engine/test_several_models.py",
     "tests/engine/test_training_contract.py",
-    "tests/trainer/inference_server",
+    "tests/inference_server",
     "tests/trainer/test_accounts.py",
-    "tests/trainer/test_checkpoint_manager.py",
-    "tests/trainer/test_evaluations.py",
+    "tests/trainer/test_checkpoint_saving.py",
+    "tests/trainer/test_evaluation_schedule.py",
     "tests/trainer/test_loop.py",
-    "tests/trainer/test_policy.py",
+    "tests/trainer/test_trained_model.py",
     "tests/trainer/test_recompute_logprobs.py",
-    "tests/trainer/test_server_watch.py",
-    "tests/trainer/test_weight_sync_check.py",
+    "tests/trainer/test_tinker_outages.py",
+    "tests/weight_agreement/test_at_weight_sync.py",
 )
 
 

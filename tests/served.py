@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lachesis.orchestration.server_info import server_file
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.prefect_client.serve_info import server_file
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.endpoint import Endpoint, serving
 from tests.patience import deadline

@@ -1,1 +1,1 @@
-"""Hold what every other package may use: errors, files, processes, HTTP guards and numbers."""
+"""Give all packages what knows nothing of runs: errors, files, HTTP, processes, text."""

@@ -5,6 +5,7 @@ Code that this project does not trust, such as an environment file, runs in such
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,8 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from lachesis.base.process_groups import signal_group
 
 # The child is killed after it has printed more than this.
 MAX_OUTPUT_BYTES = 10_000_000
@@ -97,3 +96,10 @@ def _read_output(
             return "time", output_tail
         if ready and not chunk:  # The child has closed its output but still runs.
             time.sleep(POLL_S)
+
+
+def signal_group(leader_pid: int, signal_number: int) -> None:
+    """Send a signal to the group of this leader, or do nothing if the group has ended."""
+    # macOS returns EPERM for a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader_pid, signal_number)

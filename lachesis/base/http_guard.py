@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from lachesis.base import paths
+from lachesis.base.files import read_or_create_secret, storage_errors
 from lachesis.base.json_text import to_compact_json
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Send
+
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -257,3 +261,25 @@ async def _send_error(send: Send, status: int, code: str, error: str) -> None:
     headers = [(b"www-authenticate", b"Bearer")] if status == 401 else []
     content = {"error": error, "code": code}
     await send_json(send, status, content, *headers)
+
+
+def load_or_create_token() -> str:
+    """Return `$LACHESIS_TOKEN`, or else the token of this home, which is created on first use.
+
+    Raises:
+        StorageError: The token file cannot be read or written.
+    """
+    configured_token = os.environ.get("LACHESIS_TOKEN")
+    if configured_token:
+        return configured_token
+    file = paths.home() / "token"
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return read_or_create_secret(file)
+
+
+def describe_token_location() -> str:
+    """Return where a person finds the token."""
+    if os.environ.get("LACHESIS_TOKEN"):
+        return "$LACHESIS_TOKEN"
+    return str(paths.home() / "token")

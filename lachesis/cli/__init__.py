@@ -1,1 +1,1 @@
-"""Implement the command `lachesis`."""
+"""Read commands and print answers for a terminal."""

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import httpx
 
-from lachesis.base.access_token import describe_token_location, load_or_create_token
 from lachesis.base.errors import ArgumentsError, EngineRequestError
+from lachesis.base.http_guard import describe_token_location, load_or_create_token
 from lachesis.base.json_text import Json
 from lachesis.cli import console
 from lachesis.cli.console import print_answer
 from lachesis.config.profiles import adopt_profile_keys
 from lachesis.config.run_config import RunConfig
-from lachesis.service import LachesisService
-from lachesis.supervision.model_server import ModelEndpoint, select_checkpoint, serve_run_model
-from lachesis.supervision.ports import check_port
+from lachesis.operations.service import LachesisService
+from lachesis.supervision.serve_model import ModelEndpoint, select_checkpoint, serve_run_model
+from lachesis.supervision.services.ports import check_port
 
 # Seconds that an answer may take.
 ANSWER_TIMEOUT_S = 600.0

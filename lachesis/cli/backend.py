@@ -9,12 +9,12 @@ import os
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from lachesis.base.api_keys import read_key
 from lachesis.base.errors import ConfigError
 from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
-from lachesis.base.keys import read_key
 from lachesis.base.timestamps import now_iso
-from lachesis.base.tinker_http import get_base_url, request_tinker
+from lachesis.base.tinker_client import get_base_url, request_tinker
 from lachesis.cli import console
 from lachesis.cli.backend_install import handle_backend_install
 from lachesis.cli.console import print_answer
@@ -67,8 +67,8 @@ def _choose_model(name: str | None) -> str:
 
 def _run_probes(args: argparse.Namespace, model: str) -> Json:
     # The SDK takes seconds to load.
-    from lachesis.trainer.backend_probes import PROBES, describe_verdict
-    from lachesis.trainer.backend_session import open_backend_session
+    from lachesis.tinker_conformance.session import open_backend_session
+    from lachesis.tinker_conformance.weight_probes import PROBES, describe_verdict
 
     findings = {}
     with open_backend_session(model) as session:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from lachesis.base.errors import ServerDownError
 from lachesis.cli import console
-from lachesis.orchestration import server
-from lachesis.service import LachesisService
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import background_serve
 
 T = TypeVar("T")
 
@@ -33,9 +33,9 @@ def check_with_server(
     try:
         checked = check()
         # A server that is known may be gone.
-        server.require_server(service.store.home)
+        background_serve.require_server(service.store.home)
     except ServerDownError:
-        if args.no_serve or not server.can_start_server():
+        if args.no_serve or not background_serve.can_start_server():
             raise
     else:
         return checked
@@ -43,7 +43,7 @@ def check_with_server(
         "no Prefect server runs here; starting one and a runner in the background (about 10 s; the "
         "first time 20 s)"
     )
-    server_info = server.start_background_server()
+    server_info = background_serve.start_background_server()
     console.print_note(
         f"Prefect pages: {server_info.get('ui_url')}; `lachesis serve --stop` ends both"
     )

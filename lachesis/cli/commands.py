@@ -58,7 +58,7 @@ def _resolve_runs(args: argparse.Namespace) -> None:
     names_run = any(getattr(args, name, None) for name in ("run", "runs", "start_from", "like"))
     if not names_run:
         return
-    from lachesis.runs.run_ids import resolve_checkpoint_name, resolve_run_id
+    from lachesis.runs.names_and_tags import resolve_checkpoint_name, resolve_run_id
     from lachesis.runs.store import RunStore
 
     store = RunStore()

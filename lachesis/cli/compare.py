@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.units import format_duration
+from lachesis.base.formatting import format_duration
 from lachesis.cli.console import (
     console,
     draw_sparkline,
     format_number,
     print_answer,
 )
+from lachesis.operations.service import LachesisService
 from lachesis.reporting.comparison import (
     ComparedRun,
     Comparison,
@@ -25,8 +26,7 @@ from lachesis.reporting.comparison import (
     find_best_run,
 )
 from lachesis.reporting.run_summary import get_model_name
-from lachesis.runs.held_out import describe_share
-from lachesis.service import LachesisService
+from lachesis.runs.held_out_results import describe_share
 
 # Columns that the names of the rows and one run take at least.
 NAME_WIDTH, RUN_WIDTH = 16, 19
@@ -44,7 +44,7 @@ def handle_compare(args: argparse.Namespace) -> None:
     comparison = compare_runs(service.store, [service.get_run(run) for run in args.runs])
     answer = comparison.to_payload()
     if args.html:
-        from lachesis.pages.compare_report import write_comparison
+        from lachesis.web.compare_report import write_comparison
 
         page = Path(args.html).expanduser()
         write_comparison(comparison, page)

@@ -61,7 +61,7 @@ def _list_runs(prefix: str, **_: object) -> list[str]:
 
 
 def _list_environments(prefix: str, **_: object) -> list[str]:
-    from lachesis.catalog.scan import scan_environments
+    from lachesis.environment_catalog.scan import scan_environments
 
     names = [environment.name for environment in scan_environments().environments]
     pattern = f"{prefix}*" if not prefix.endswith("/") else f"{prefix}*.py"
@@ -71,8 +71,12 @@ def _list_environments(prefix: str, **_: object) -> list[str]:
 
 def _list_fields(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Return the fields that can be set, each with the sign that its value follows."""
-    from lachesis.catalog.describe import find_environment, load_schema, register_environment
-    from lachesis.config.edits import ConfigFields
+    from lachesis.config.field_edits import ConfigFields
+    from lachesis.environment_catalog.lookup import (
+        find_environment,
+        load_schema,
+        register_environment,
+    )
 
     # The environment's own fields are known once it was typed.
     schema = None

@@ -6,12 +6,12 @@ import argparse
 import json
 from dataclasses import replace
 
-from lachesis.catalog.describe import find_environment, load_schema, register_environment
 from lachesis.cli.launch_options import read_launch_request
 from lachesis.cli.options.common import DEFAULT_PROFILE
 from lachesis.config.profiles import load_profile_values
-from lachesis.orchestration.launch_files import make_launch_schema, render_launch_file
-from lachesis.service import LachesisService
+from lachesis.environment_catalog.lookup import find_environment, load_schema, register_environment
+from lachesis.launch.launch_file import make_launch_schema, render_launch_file
+from lachesis.operations.service import LachesisService
 
 
 def handle_config(args: argparse.Namespace) -> None:

@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.base import waiting
-from lachesis.base.json_lines import read_json_lines
+from lachesis.base.json_text import read_json_lines
 from lachesis.cli import console, show_runs, watch
-from lachesis.orchestration import submit
-from lachesis.orchestration.server import LauncherProcess, find_running_server
-from lachesis.runs.run_record import RunRecord
-from lachesis.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.prefect_client import submit
+from lachesis.prefect_client.background_serve import LauncherProcess, find_running_server
+from lachesis.runs.record import RunRecord
 from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"

@@ -18,19 +18,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from lachesis.base import paths
+from lachesis.base.api_keys import ENVIRONMENT, describe_places, find_key
 from lachesis.base.errors import LachesisError, PortInUseError
 from lachesis.base.json_text import Json
-from lachesis.base.keys import ENVIRONMENT, describe_places, find_key
 from lachesis.cli import console
 from lachesis.cli.layout import make_pairs_table
 from lachesis.config.profiles import PROFILES, list_missing_modules
-from lachesis.orchestration.server import find_running_server
-from lachesis.orchestration.server_info import read_server_info
-from lachesis.runs import cleanup
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.background_serve import find_running_server
+from lachesis.prefect_client.serve_info import read_server_info
 from lachesis.runs.provenance import list_gpus
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
-from lachesis.supervision.ports import check_port
+from lachesis.supervision import leftovers
+from lachesis.supervision.services.ports import check_port
 from lachesis.tiny_model import build
 
 PREFECT_PORT = 4200
@@ -107,10 +107,10 @@ def run_checks() -> list[DoctorCheck]:
     ]
 
 
-def find_home_leftovers() -> list[cleanup.Leftover]:
+def find_home_leftovers() -> list[leftovers.Leftover]:
     """Return what dead runs have left behind; an empty list if there is no home yet."""
     if paths.home().is_dir():
-        return cleanup.find_all_leftovers(RunStore())
+        return leftovers.find_all_leftovers(RunStore())
     return []
 
 

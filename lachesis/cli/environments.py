@@ -13,16 +13,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lachesis.catalog import describe, requirements, scaffold
 from lachesis.cli import console, show_environments
 from lachesis.cli.console import print_answer
 from lachesis.cli.model_memory import handle_model_memory
-from lachesis.config.edits import parse_assignment
-from lachesis.runs import cleanup
-from lachesis.service import LachesisService, LaunchRequest
+from lachesis.config.field_edits import parse_assignment
+from lachesis.environment_catalog import lookup, new_environment, requirements
+from lachesis.environment_check.check import CheckResult, run_environment_checks
+from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.supervision import leftovers
 from lachesis.tiny_model import build, teach
-from lachesis.validation import check
-from lachesis.validation.check import CheckResult
 
 _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered": "dim"}
 
@@ -32,7 +31,7 @@ def handle_envs(args: argparse.Namespace) -> None:
     service = LachesisService()
     if args.name:
         launch_description = service.describe(
-            LaunchRequest(describe.register_environment(args.name), args.profile, by_owner=True)
+            LaunchRequest(lookup.register_environment(args.name), args.profile, by_owner=True)
         )
         print_answer(
             args,
@@ -60,7 +59,7 @@ def handle_env(args: argparse.Namespace) -> int:
 
 def _install_requirements(args: argparse.Namespace) -> int:
     """Install the requirements in the file's header into a folder of their own."""
-    environment = describe.find_environment(describe.register_environment(args.environment))
+    environment = lookup.find_environment(lookup.register_environment(args.environment))
     file = Path(environment.file_path)
     dependencies = requirements.read_requirements(file).dependencies
     if not dependencies:
@@ -83,7 +82,7 @@ def _install_requirements(args: argparse.Namespace) -> int:
 
 def _create_environment(args: argparse.Namespace) -> int:
     folder = Path(args.to).expanduser()
-    file = scaffold.write_scaffold(args.name, folder)
+    file = new_environment.write_scaffold(args.name, folder)
     word = shlex.quote(str(file))
     view = "\n".join(
         [
@@ -104,7 +103,7 @@ def _check_environment(args: argparse.Namespace) -> int:
     """Check an environment and return exit code 1 if a check has failed."""
     service = LachesisService()
     launch = LaunchRequest(
-        describe.register_environment(args.environment),
+        lookup.register_environment(args.environment),
         "embedded",
         tuple(parse_assignment(text) for text in args.edits),
         args.model,
@@ -114,11 +113,11 @@ def _check_environment(args: argparse.Namespace) -> int:
     environment, config = resolved.environment, resolved.config
     with console.show_progress_bar("building the tiny model", quiet=args.json) as advance:
         service.build_tiny_model(config, advance)
-    cleanup.remove_old_checks()
-    folder = Path(tempfile.mkdtemp(prefix=f"{cleanup.CHECK_PREFIX}{environment.name}-"))
+    leftovers.remove_old_checks()
+    folder = Path(tempfile.mkdtemp(prefix=f"{leftovers.CHECK_PREFIX}{environment.name}-"))
     report_line = (lambda line: None) if args.json else _print_line
     try:
-        lines = check.run_environment_checks(environment, config, folder, report_line)
+        lines = run_environment_checks(environment, config, folder, report_line)
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -153,7 +152,7 @@ def handle_model(args: argparse.Namespace) -> int:
         edits = tuple(parse_assignment(text) for text in args.edits)
         launches = [
             LachesisService().resolve(
-                LaunchRequest(describe.register_environment(name), "embedded", edits, by_owner=True)
+                LaunchRequest(lookup.register_environment(name), "embedded", edits, by_owner=True)
             )
             for name in args.environments
         ]

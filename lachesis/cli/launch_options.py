@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.typed_values import read_untyped
-from lachesis.catalog.describe import register_environment
 from lachesis.cli.options.common import DEFAULT_PROFILE
-from lachesis.config.edits import parse_assignment
-from lachesis.orchestration.launch_files import make_similar_request, read_launch_file
-from lachesis.orchestration.launch_inputs import LaunchRequest
-from lachesis.runs.labels import check_name, check_note, check_tags
-from lachesis.service import LachesisService
+from lachesis.config.field_edits import parse_assignment
+from lachesis.config.value_parsing import read_untyped
+from lachesis.environment_catalog.lookup import register_environment
+from lachesis.launch.choose_model import LaunchRequest
+from lachesis.launch.launch_file import make_similar_request, read_launch_file
+from lachesis.operations.service import LachesisService
+from lachesis.runs.names_and_tags import check_name, check_note, check_tags
 
 LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
 

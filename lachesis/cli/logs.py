@@ -7,8 +7,8 @@ import json
 import time
 from pathlib import Path
 
-from lachesis.runs.run_dir import shorten_service_name
-from lachesis.service import LachesisService
+from lachesis.operations.service import LachesisService
+from lachesis.runs.folder import shorten_service_name
 
 
 def handle_logs(args: argparse.Namespace) -> None:

@@ -14,10 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
-from lachesis.base.json_text import error_to_payload
-from lachesis.base.transformers_internals import (
-    leave_out_bitsandbytes,
-)
 from lachesis.cli.options.runs import (
     add_change_commands,
     add_used_model_commands,
@@ -30,6 +26,7 @@ from lachesis.cli.options.start import (
     add_start_commands,
 )
 from lachesis.cli.parser import TopParser, UsageError
+from lachesis.models.transformers_import import leave_out_bitsandbytes
 
 # The help lists the commands in these groups, in the order of their use.
 GROUPS = {
@@ -93,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_usage_error(error: UsageError, *, as_json: bool) -> None:
     if as_json:
+        from lachesis.base.json_text import error_to_payload
+
         print(json.dumps(error_to_payload(ArgumentsError(str(error))), indent=2))
     else:
         print(f"{error}\n{error.usage}", end="", file=sys.stderr)
@@ -100,6 +99,8 @@ def _print_usage_error(error: UsageError, *, as_json: bool) -> None:
 
 def _print_error(error: LachesisError, *, as_json: bool) -> int:
     if as_json:
+        from lachesis.base.json_text import error_to_payload
+
         print(json.dumps(error_to_payload(error), indent=2, default=str))
     else:
         from lachesis.cli import console

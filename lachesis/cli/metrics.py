@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.cli.console import format_number, print_answer
+from lachesis.operations.service import LachesisService
 from lachesis.runs.metrics import Step, sample_history
-from lachesis.service import LachesisService
 
 TABLE_STEPS = 20
 TABLE_METRICS = {

@@ -8,7 +8,7 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, ModelNotFoundError
 from lachesis.cli.console import print_answer
 from lachesis.config.profiles import check_embedded
-from lachesis.orchestration.launch_inputs import resolve_model
+from lachesis.launch.choose_model import resolve_model
 
 
 def handle_model_memory(args: argparse.Namespace) -> int:
@@ -34,9 +34,9 @@ def _forecast(args: argparse.Namespace, name: str) -> dict[str, object]:
     # PyTorch and transformers take seconds to load.
     from transformers import AutoConfig
 
-    from lachesis.engine.device_memory import GIB, describe_device, measure_free_bytes
-    from lachesis.engine.load_settings import LoadSettings
-    from lachesis.engine.memory_plan import compute_needed_bytes, describe_alternatives
+    from lachesis.engine.base_model.device import GIB, describe_device, measure_free_bytes
+    from lachesis.engine.base_model.load import LoadSettings
+    from lachesis.engine.base_model.memory_plan import compute_needed_bytes, describe_alternatives
 
     try:
         config = AutoConfig.from_pretrained(name)

@@ -10,13 +10,8 @@ from rich.text import Text
 from lachesis.base import paths
 from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_lines, make_pairs_table
-from lachesis.orchestration.model_list import (
-    ModelList,
-    OfferedModel,
-    fetch_and_describe,
-    list_models,
-)
-from lachesis.validation.inference_tests import shorten_model_name
+from lachesis.inference_tests.store import shorten_model_name
+from lachesis.launch.offered_models import ModelList, OfferedModel, fetch_and_describe, list_models
 
 UNKNOWN = "?"
 

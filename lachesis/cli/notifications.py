@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lachesis.cli.console import print_answer
-from lachesis.orchestration.notifications import remove_notifications, set_notifications
+from lachesis.prefect_client.notifications import remove_notifications, set_notifications
 
 
 def handle_notifications(args: argparse.Namespace) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from lachesis.base import waiting
 from lachesis.base.errors import RunStateError
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.cli import show_runs
 from lachesis.cli.console import print_answer, print_note
-from lachesis.orchestration import submit
-from lachesis.orchestration.server import require_server
-from lachesis.runs.checkpoints import Checkpoints
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import submit
+from lachesis.prefect_client.background_serve import require_server
 from lachesis.runs.provenance import read_provenance
-from lachesis.service import LachesisService
 
 
 def handle_status(args: argparse.Namespace) -> None:

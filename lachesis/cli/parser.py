@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from lachesis import __version__
-from lachesis.base.spelling import suggest
+from lachesis.base.formatting import suggest
 
 DESCRIPTION = (
     "Train language models with reinforcement learning: find environments, launch, watch and stop "

@@ -14,17 +14,17 @@ from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_lines, make_pairs_table
 from lachesis.cli.show_tests import format_forecast
 from lachesis.config.profiles import PROFILES, list_missing_keys
-from lachesis.orchestration import server
-from lachesis.orchestration.confirmation import describe_cost
-from lachesis.orchestration.launch_inputs import LaunchRequest, find_model_problem
-from lachesis.orchestration.resolved_launch import preview_launch
+from lachesis.inference_tests.required_test import make_test_command
+from lachesis.launch.choose_model import LaunchRequest, find_model_problem
+from lachesis.launch.resolved_launch import preview_launch
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import background_serve
 from lachesis.reporting.run_summary import get_model_name
-from lachesis.service import LachesisService
-from lachesis.validation.gate import make_test_command
+from lachesis.spending.confirmation import describe_cost
 
 if TYPE_CHECKING:
-    from lachesis.runs.run_record import RunRecord
-    from lachesis.supervision.plan import ServicePlan
+    from lachesis.runs.record import RunRecord
+    from lachesis.supervision.services.plan import ServicePlan
 
 
 def show_preview(
@@ -38,7 +38,7 @@ def show_preview(
     preview = preview_launch(request, service.store, service.tests, service.schema_timeout_s)
     config, record, plan = preview.launch.config, preview.record, preview.plan
     # A problem is shown and not raised: the rest of the preview helps to mend it.
-    missing_keys = list_missing_keys(request.profile, server.read_key_names())
+    missing_keys = list_missing_keys(request.profile, background_serve.read_key_names())
     problem = find_model_problem(request, config, service.store.home)
     if missing_keys:
         problem = f"{', '.join(missing_keys)} is not known to `lachesis serve`"

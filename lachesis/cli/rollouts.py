@@ -13,8 +13,8 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
 from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_pairs_table
-from lachesis.runs.rollouts import FoundRollouts, RolloutQuery, describe_found, find_rollouts
-from lachesis.service import LachesisService
+from lachesis.operations.service import LachesisService
+from lachesis.rollouts.search import FoundRollouts, RolloutQuery, describe_found, find_rollouts
 
 _OUTCOME_STYLES = {"trained": "green", "invalid": "red", "dropped": "red", "refused": "red"}
 # Characters of a text that are shown; --json has all of them.

@@ -6,13 +6,13 @@ import argparse
 import sys
 
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.units import format_bytes
+from lachesis.base.formatting import format_bytes
 from lachesis.cli.console import print_answer
-from lachesis.runs.labels import edit_labels
+from lachesis.operations.service import LachesisService
+from lachesis.runs.names_and_tags import edit_labels
+from lachesis.runs.record import RunRecord
 from lachesis.runs.removal import measure_run, remove_run, require_removable
-from lachesis.runs.run_record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
 
 
 def handle_edit(args: argparse.Namespace) -> None:

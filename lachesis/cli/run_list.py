@@ -10,9 +10,9 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
 from lachesis.cli import console, show_run_list
 from lachesis.cli.console import print_answer
+from lachesis.operations.service import LachesisService
 from lachesis.reporting.run_summary import RunSummary, find_differing_settings, summarize_run
-from lachesis.runs.run_record import RunRecord, RunStatusName
-from lachesis.service import LachesisService
+from lachesis.runs.record import RunRecord, RunStatusName
 
 STATUSES: tuple[str, ...] = get_args(RunStatusName)
 # Orders of the list, the greatest value first; a run without a value is at the end.

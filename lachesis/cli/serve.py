@@ -10,7 +10,7 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, MissingDependencyError
 from lachesis.cli import console
 from lachesis.config.profiles import list_missing_modules
-from lachesis.orchestration import server
+from lachesis.prefect_client import background_serve
 
 
 def handle_serve(args: argparse.Namespace) -> int:
@@ -18,13 +18,13 @@ def handle_serve(args: argparse.Namespace) -> int:
     signals; with --stop, end those that run.
     """
     if args.stop:
-        server_info = server.stop_server()
+        server_info = background_serve.stop_server()
         text = "no Prefect server of this home runs"
         if server_info:
             text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
         console.print_answer(args, {"stopped": server_info is not None}, text)
         return 0
-    command = server.make_serve_command(
+    command = background_serve.make_serve_command(
         *(["--port", str(args.port)] if args.port is not None else [])
     )
     console.print_note(
@@ -44,9 +44,9 @@ def handle_mcp(args: argparse.Namespace) -> int:
         raise MissingDependencyError(
             "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"
         )
-    from lachesis.agent import mcp_server
-    from lachesis.agent.session_store import SessionFile, make_session_name
-    from lachesis.base.access_token import describe_token_location, load_or_create_token
+    from lachesis.agent_tools import mcp_server
+    from lachesis.agent_tools.session import SessionFile, make_session_name
+    from lachesis.base.http_guard import describe_token_location, load_or_create_token
 
     session_name = SessionFile(
         args.session or os.environ.get("LACHESIS_SESSION") or make_session_name()
@@ -81,13 +81,13 @@ def handle_api(args: argparse.Namespace) -> int:
 
     A token is required unless --open says that any program on this machine may call the service.
     """
-    from lachesis.agent import rest
-    from lachesis.base.access_token import describe_token_location, load_or_create_token
+    from lachesis.agent_tools import http_routes
+    from lachesis.base.http_guard import describe_token_location, load_or_create_token
 
     host, port, allowed_hosts = _read_listen_address(args)
     _require_loopback_for_open(args, host)
     token = None if args.open else load_or_create_token()
-    app = rest.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
+    app = http_routes.create_app(host=host, token=token, allowed_hosts=allowed_hosts)
     if args.open:
         token_note = ""
     else:
@@ -102,16 +102,15 @@ def handle_ui(args: argparse.Namespace) -> int:
 
     If they are served already, print a new link to that server.
     """
-    from lachesis.base.access_token import load_or_create_token
-    from lachesis.base.http_guard import is_loopback
-    from lachesis.supervision.ports import check_port, choose_port
-    from lachesis.ui.serving import (
+    from lachesis.base.http_guard import is_loopback, load_or_create_token
+    from lachesis.supervision.services.ports import check_port, choose_port
+    from lachesis.web.serving import (
         PREFERRED_PORT,
         announce_page_server,
         find_page_server,
         run_page_server,
     )
-    from lachesis.ui.sign_in import make_sign_in_link
+    from lachesis.web.sign_in import make_sign_in_link
 
     token = None if args.open else load_or_create_token()
     running_at = find_page_server()
@@ -149,8 +148,8 @@ def _read_listen_address(args: argparse.Namespace) -> tuple[str, int, list[str]]
 def _run_server(app: object, host: str, port: int, description: str) -> int:
     import uvicorn
 
-    from lachesis.base.uvicorn_internals import ReceiveDeadlineProtocol
-    from lachesis.supervision.ports import check_port
+    from lachesis.base.http_server import ReceiveDeadlineProtocol
+    from lachesis.supervision.services.ports import check_port
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from lachesis.base.json_text import Json
 from lachesis.cli.layout import make_lines, make_pairs_table
-from lachesis.config.schema import EnvSection
+from lachesis.config.run_fields import EnvSection
 
 if TYPE_CHECKING:
-    from lachesis.catalog.scan import ScanResult
+    from lachesis.environment_catalog.scan import ScanResult
 
 # The fields that a first run may want to change, beside the environment's own.
 MAIN_FIELDS = (

@@ -10,16 +10,16 @@ from rich.console import Group
 from rich.text import Text
 
 from lachesis.base.json_text import Json
-from lachesis.catalog.scan import Environment
 from lachesis.cli.console import print_answer
 from lachesis.cli.layout import make_pairs_table
 from lachesis.config.run_config import RunConfig
 from lachesis.config.template_kwargs import check_template_settings
-from lachesis.orchestration.launch_inputs import LaunchRequest, require_loadable_model
-from lachesis.orchestration.resolved_launch import read_launch_fields
-from lachesis.service import LachesisService
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.trial import StageChild
+from lachesis.environment_catalog.scan import Environment
+from lachesis.environment_check.stages import StageChild
+from lachesis.launch.choose_model import LaunchRequest, require_loadable_model
+from lachesis.launch.resolved_launch import read_launch_fields
+from lachesis.operations.service import LachesisService
+from lachesis.supervision.running_services import ServiceGroup
 
 
 def show_prompt(args: argparse.Namespace, service: LachesisService, request: LaunchRequest) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from lachesis.base.formatting import format_duration
 from lachesis.base.json_text import Json
-from lachesis.base.units import format_duration
 from lachesis.cli.console import (
     HEALTH_STYLES,
     STATUS_STYLES,
@@ -17,7 +17,7 @@ from lachesis.cli.console import (
     localize_times,
     shorten_middle,
 )
-from lachesis.runs.held_out import describe_share
+from lachesis.runs.held_out_results import describe_share
 
 # Lines after the first one of a run are indented by the width of its id.
 INDENT = " " * 10

@@ -23,10 +23,9 @@ from lachesis.cli.console import (
 )
 from lachesis.cli.layout import make_pairs_table
 from lachesis.reporting.status import count_reward_steps
-from lachesis.runs.evaluation_results import describe_evaluation_faults
-from lachesis.runs.held_out import describe_accuracy
-from lachesis.runs.parity import Parity
-from lachesis.runs.run_record import describe_service_state
+from lachesis.runs.held_out_results import describe_accuracy, describe_evaluation_faults
+from lachesis.runs.record import describe_service_state
+from lachesis.weight_agreement.parity import Parity
 
 
 def render_started(answer: Json) -> RenderableType:

@@ -18,7 +18,7 @@ from lachesis.cli.console import (
 from lachesis.cli.layout import make_pairs_table
 
 if TYPE_CHECKING:
-    from lachesis.validation.inference_tests import InferenceTest
+    from lachesis.inference_tests.store import InferenceTest
 
 
 SHOWN_STAGES = ("import", "config", "dataset", "model-free check")

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from lachesis.validation.inference_tests import EMBEDDED, TINKER, get_model_name
+from lachesis.inference_tests.store import EMBEDDED, TINKER, get_model_name
 
 
 def find_trained_model(args: argparse.Namespace) -> str | None:

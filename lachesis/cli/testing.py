@@ -6,16 +6,16 @@ import argparse
 import time
 
 from lachesis.base.errors import ModelNotFoundError
-from lachesis.catalog.describe import register_environment
 from lachesis.cli import console, show_tests
 from lachesis.cli.background_server import check_with_server
 from lachesis.cli.console import print_answer
 from lachesis.cli.show_prompt import show_prompt
 from lachesis.cli.tested_models import find_trained_model, format_train_command, list_tested_models
 from lachesis.cli.train import prepare_model, show_warnings
-from lachesis.config.edits import parse_assignment
-from lachesis.service import LachesisService, LaunchRequest
-from lachesis.validation.inference_tests import InferenceTest, TestOptions
+from lachesis.config.field_edits import parse_assignment
+from lachesis.environment_catalog.lookup import register_environment
+from lachesis.inference_tests.store import InferenceTest, TestOptions
+from lachesis.operations.service import LachesisService, LaunchRequest
 
 
 def handle_test(args: argparse.Namespace) -> int:

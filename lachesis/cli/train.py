@@ -6,19 +6,19 @@ import argparse
 import sys
 from dataclasses import replace
 
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.cli import console, show_runs, watch
 from lachesis.cli.background_server import check_with_server
 from lachesis.cli.console import print_answer
 from lachesis.cli.launch_options import read_launch_request
 from lachesis.cli.preview import show_preview
-from lachesis.config.edits import parse_assignment
-from lachesis.orchestration import submit
-from lachesis.orchestration.confirmation import describe_cost, needs_confirmation
-from lachesis.orchestration.launch_inputs import describe_default_model
-from lachesis.orchestration.resolved_launch import ResolvedLaunch, make_run_record
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.run_record import RunRecord
-from lachesis.service import LachesisService
+from lachesis.config.field_edits import parse_assignment
+from lachesis.launch.choose_model import describe_default_model
+from lachesis.launch.resolved_launch import ResolvedLaunch, make_run_record
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import submit
+from lachesis.runs.record import RunRecord
+from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
 
 def handle_train(args: argparse.Namespace) -> int:

@@ -19,10 +19,10 @@ from rich.text import Text
 from lachesis.base.errors import RunStateError
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli import console
-from lachesis.monitor.judgement import refresh_health
-from lachesis.runs.held_out import build_held_out_curve, describe_point
-from lachesis.runs.run_record import RunRecord
-from lachesis.service import LachesisService
+from lachesis.monitor.run_health import refresh_health
+from lachesis.operations.service import LachesisService
+from lachesis.runs.held_out_results import build_held_out_curve, describe_point
+from lachesis.runs.record import RunRecord
 
 Draw = Callable[[LachesisService, Sequence[RunRecord]], None]
 REFRESH_INTERVAL_S = 0.5

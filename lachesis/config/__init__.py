@@ -1,1 +1,1 @@
-"""Define the configuration of a run: its fields, profiles, edits and prices."""
+"""Define what a user can say: a launch, its fields, profiles, prices, the owner's policy."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.base.errors import FieldValueError
-from lachesis.catalog import describe
-from lachesis.catalog.scan import Environment
-from lachesis.config.edits import ConfigFields
+from lachesis.config.field_edits import ConfigFields
 from lachesis.config.run_config import RunConfig, build_run_config
-from lachesis.config.schema import EnvSection
+from lachesis.config.run_fields import EnvSection
+from lachesis.environment_catalog import lookup
+from lachesis.environment_catalog.scan import Environment
 
 MIXTURE_FIELDS = ("weight", "max_token_length")
 Values = dict[str, dict[str, Any]]
@@ -49,22 +49,22 @@ def list_environment_files(environment: Environment, config: RunConfig) -> dict[
     """
     return {
         environment.name: environment.file_path,
-        **{name: describe.find_environment(name).file_path for name in config.env.mixture},
+        **{name: lookup.find_environment(name).file_path for name in config.env.mixture},
     }
 
 
 def _complete_environment(
     profile: str, name: str, values: Mapping[str, Any], timeout_s: float
 ) -> dict[str, Any]:
-    environment = describe.find_environment(name)
-    schema = describe.load_schema(environment, timeout_s)
+    environment = lookup.find_environment(name)
+    schema = lookup.load_schema(environment, timeout_s)
     fields = ConfigFields(profile, schema)
     checked_values = {
         key: fields.check_edit(f"env.{key}", value)[1]
         for key, value in values.items()
         if key not in MIXTURE_FIELDS
     }
-    validation_errors = describe.check_values(environment, schema, checked_values, timeout_s)
+    validation_errors = lookup.check_values(environment, schema, checked_values, timeout_s)
     if validation_errors:
         reasons = "; ".join(error["message"] for error in validation_errors)
         raise FieldValueError(f"{name} refuses the values: {reasons}")

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import yaml
 
 from lachesis.base import paths
+from lachesis.base.api_keys import STORED_NAMES, adopt_keys, describe_places, read_key
 from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
-from lachesis.base.keys import STORED_NAMES, adopt_keys, describe_places, read_key
 from lachesis.config.backends import check_backend
 
 ProfileName = Literal["embedded", "tinker", "custom"]

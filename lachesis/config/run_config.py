@@ -13,19 +13,19 @@ from pydantic import Field, ValidationError, model_validator
 
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
 from lachesis.base.paths import to_safe_name
-from lachesis.base.yaml_text import YAML_LOADER, dump_yaml
 from lachesis.config.backends import check_backend_name, find_ignored_fields
 from lachesis.config.prices import Prices, find_hourly_price, find_prices
 from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
-from lachesis.config.schema import (
+from lachesis.config.run_fields import (
     INFRASTRUCTURE,
     EnvSection,
     LimitsSection,
     OpenAISection,
     RolloutsSection,
+    Section,
     TinkerSection,
 )
-from lachesis.config.section import Section
+from lachesis.config.yaml_text import YAML_LOADER, dump_yaml
 
 # The largest weight of an environment among others.
 MAX_WEIGHT = 1000

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lachesis.base.chat_templates import build_template_kwargs
 from lachesis.base.errors import ConfigError
 from lachesis.base.json_text import Json
-from lachesis.base.model_files import read_chat_template
 from lachesis.config.run_config import RunConfig
+from lachesis.models.chat_template import build_template_kwargs
+from lachesis.models.find_model import read_chat_template
 
 
 def make_template_kwargs(template: str | None, config: RunConfig) -> Json:

@@ -1,1 +1,1 @@
-"""Serve models over the Tinker protocol on this machine."""
+"""Train adapters on a base model of this machine, and sample them."""

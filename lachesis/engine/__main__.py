@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lachesis.base import paths
+from lachesis.base.argparse_types import LORA_RANK, NUM_TOKENS, PORT, SEED
 from lachesis.base.errors import (
     MissingDependencyError,
 )
-from lachesis.base.garbage import pause_garbage_collection
-from lachesis.base.number_types import LORA_RANK, NUM_TOKENS, PORT, SEED
-from lachesis.base.transformers_internals import (
-    leave_out_bitsandbytes,
-)
-from lachesis.engine.serving import bind_listener, read_token, run_program, serve_engine
+from lachesis.models.transformers_import import leave_out_bitsandbytes, pause_garbage_collection
+from lachesis.tinker_server.program import bind_listener, read_token, run_program, serve_engine
 
 if TYPE_CHECKING:
-    from lachesis.engine.engine import Engine
+    from lachesis.engine.embedded_engine import Engine
 
 
 def main() -> int:
@@ -115,15 +112,15 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
     with pause_garbage_collection():
         engine = _load_models(args)
 
-    from lachesis.engine import torch_threads
+    from lachesis.engine.base_model import torch_threads
 
     torch_threads.tune_num_threads(engine.default_model.base)
     serve_engine(engine, token, listener, host=args.host, allowed_hosts=args.allow_host)
 
 
 def _load_models(args: argparse.Namespace) -> Engine:
-    from lachesis.engine.engine import Engine
-    from lachesis.engine.load_settings import LoadSettings
+    from lachesis.engine.base_model.load import LoadSettings
+    from lachesis.engine.embedded_engine import Engine
 
     settings = LoadSettings(
         precision=args.precision,

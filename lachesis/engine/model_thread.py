@@ -13,20 +13,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future as ConcurrentFuture
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from lachesis.base.errors import EngineRequestError, LachesisError
-from lachesis.engine.device_memory import is_out_of_memory
-from lachesis.engine.futures import Payload, RequestFuture
-from lachesis.engine.interface import OperationCall, Result
-from lachesis.engine.protobuf_messages import encode_sample_response
-from lachesis.engine.sample_messages import SampleRequest, SampleResponse
-from lachesis.engine.sampler import Sampler
-from lachesis.engine.sampling_job import SamplingJob
-
-if TYPE_CHECKING:
-    from lachesis.engine.served_models import SamplerEntry
+from lachesis.engine.base_model.device import is_out_of_memory
+from lachesis.engine.base_model.forward_pass import BaseLanguageModel
+from lachesis.engine.base_model.lora_layers import LoraAdapter
+from lachesis.engine.sampling.admission import SamplingJob
+from lachesis.engine.sampling.sampler import Sampler
+from lachesis.tinker_server.engine_interface import OperationCall, Result
+from lachesis.tinker_server.futures import Payload, RequestFuture
+from lachesis.tinker_server.json_messages import ModelLimits
+from lachesis.tinker_server.protobuf_messages import encode_sample_response
+from lachesis.tinker_server.sample_messages import SampleRequest, SampleResponse
 
 log = logging.getLogger(__name__)
 OUT_OF_MEMORY = (
@@ -228,3 +227,32 @@ def make_tinker_error(error: Exception) -> Payload:
         return {"error": f"{OUT_OF_MEMORY}: {str(error).splitlines()[0]}", "category": "server"}
     log.error("the model thread failed at a request", exc_info=error)
     return {"error": f"{type(error).__name__}: {error}", "category": "server"}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Hold a base model and the sampler that uses it."""
+
+    base: BaseLanguageModel
+    sampler: Sampler
+
+
+@dataclass
+class SamplerEntry:
+    """Hold frozen weights for sampling; a `snapshot` of None means the base model."""
+
+    sampler_id: str
+    served_model: ServedModel
+    snapshot: LoraAdapter | None
+    model_path: str | None
+    last_used: float = field(default_factory=time.monotonic)
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the base model."""
+        return self.served_model.base.source
+
+    @property
+    def limits(self) -> ModelLimits:
+        """Return what requests are checked against."""
+        return self.served_model.base

@@ -1,1 +1,1 @@
-"""Judge runs from outside: whether they move, whether they learn, and what helps."""
+"""Judge runs from outside: whether they move and learn; act by their limits."""

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.files import read_last_lines
-from lachesis.orchestration.artifacts import escape_cell, format_value, render_table
-from lachesis.orchestration.curve_images import render_held_out_curve, render_reward_curve
-from lachesis.orchestration.submit import get_run_url
-from lachesis.runs.evaluation_results import build_run_curve
-from lachesis.runs.held_out import HeldOutPoint
+from lachesis.monitor.artifacts import escape_cell, format_value, render_table
+from lachesis.monitor.curve_images import render_held_out_curve, render_reward_curve
+from lachesis.prefect_client.submit import get_run_url
+from lachesis.runs.folder import RunDir, shorten_service_name
+from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
 from lachesis.runs.metrics import KEY_METRICS, Step
-from lachesis.runs.run_dir import RunDir, shorten_service_name
-from lachesis.runs.run_record import RunRecord, describe_service_state
+from lachesis.runs.record import RunRecord, describe_service_state
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun

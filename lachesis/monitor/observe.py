@@ -12,17 +12,16 @@ import httpx
 import psutil
 
 from lachesis.base.errors import LachesisError
+from lachesis.base.http_client import get_tls_context
 from lachesis.base.json_text import Json
-from lachesis.base.tls import get_tls_context
 from lachesis.config.run_config import RunConfig
-from lachesis.config.schema import LimitsSection
-from lachesis.runs.blocked_loop import find_blocked_line
-from lachesis.runs.budgets import BudgetUsage, compute_budget_usage
-from lachesis.runs.environment_counts import read_all_counts
+from lachesis.config.run_fields import LimitsSection
+from lachesis.runs.environment_counters import find_blocked_line, read_all_counts
+from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.spending.budgets import BudgetUsage, compute_budget_usage
 
 RESPONSE_TIMEOUT_S = 2.0
 # Runs whose services are queried at the same time. The HTTP client searches all waiting requests at

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import ServerDownError
 from lachesis.monitor import artifact_content
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server import get_deployment_name
+from lachesis.prefect_client.background_serve import get_deployment_name
+from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.metrics import MetricsFile, Step, sample_history
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 
 if TYPE_CHECKING:
     from lachesis.monitor.tick import WatchedRun

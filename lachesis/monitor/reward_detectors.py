@@ -8,8 +8,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from lachesis.monitor.reward_trend import WINDOW, HeldOutTrendPoint
 from lachesis.monitor.run_history import Finding, RunHistory, get_recent_values
-from lachesis.monitor.trend import WINDOW, HeldOutTrendPoint
 
 # Mean reward from which a task counts as solved.
 SOLVED_REWARD = 0.9

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.monitor.trend import WINDOW, Trend
-from lachesis.runs.fork import format_edits
+from lachesis.checkpoints.start_from_checkpoint import format_edits
+from lachesis.monitor.reward_trend import WINDOW, Trend
 
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
@@ -96,7 +96,9 @@ class RunFacts:
     can_be_taught: bool = False
     """Whether the base model is a tiny model of this project that was not taught the task."""
     environment_counts: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment processes have counted; see `lachesis.env_process.counters`."""
+    """What the environment processes have counted; see
+    `lachesis.environment_process.rollout_counters`.
+    """
 
     def find_checkpoint_before(self, step: int | None) -> int | None:
         """Return the newest checkpoint at or before `step`; None without one, or without `step`.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.json_text import Json
 from lachesis.monitor.observe import Observation
-from lachesis.supervision.process import get_service_role
+from lachesis.supervision.services.spec import get_service_role
 
 STOPPED_STATES = ("stopped", "tracing-stop")
 PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward",

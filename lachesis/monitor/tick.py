@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
-from lachesis.monitor.judgement import build_health_entry, judge_observation
-from lachesis.monitor.monitor_memory import MonitorMemory, load_memory, save_memory
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.launch.resume import resubmit_run
 from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.publish import Publisher
+from lachesis.monitor.run_health import build_health_entry, judge_observation
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
-from lachesis.orchestration import refresh, submit
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.resuming import resubmit_run
-from lachesis.runs import cleanup, leftovers
-from lachesis.runs.budgets import compute_budget_shares, find_exceeded_budget
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
+from lachesis.prefect_client import refresh, submit
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.spending.budgets import compute_budget_shares, find_exceeded_budget
+from lachesis.supervision import leftovers, process_marks
 
 log = logging.getLogger("lachesis.monitor")
 # Automatic resumes of a run that stalls repeatedly; after that it is stopped.
@@ -248,16 +248,16 @@ class Monitor:
         if time.monotonic() - watched.memory.stopping_since > MAX_STOPPING_S:
             run_dir = watched.observation.run_dir
             # another program, such as a backup, may have opened the file
-            flow_processes = set(cleanup.find_flow_processes(self.store.home))
+            flow_processes = set(leftovers.find_flow_processes(self.store.home))
             stuck_processes = [
                 process
-                for process in leftovers.find_lock_holders(run_dir.lock)
+                for process in process_marks.find_lock_holders(run_dir.lock)
                 if process in flow_processes
             ]
-            stuck_processes += leftovers.find_processes(run_dir.path).get(run_dir.path, [])
+            stuck_processes += process_marks.find_processes(run_dir.path).get(run_dir.path, [])
             watched.messages += [
                 f"ended a process that kept it from stopping: {description}"
-                for description in leftovers.terminate_processes(stuck_processes)
+                for description in process_marks.terminate_processes(stuck_processes)
             ]
 
     def _end_leftovers(self, watched_runs: list[WatchedRun]) -> None:
@@ -272,11 +272,11 @@ class Monitor:
         for watched in ended_runs.values():
             run_dir = watched.observation.run_dir
             if not run_dir.is_alive():
-                run_leftovers = cleanup.find_run_leftovers(run_dir, watched.record)
+                run_leftovers = leftovers.find_run_leftovers(run_dir, watched.record)
                 watched.messages += [leftover.clean_up() for leftover in run_leftovers]
         # A process is recognised by the mark of its folder in its environment, which children
         # inherit.
-        for path, processes in leftovers.find_processes(self.store.home).items():
+        for path, processes in process_marks.find_processes(self.store.home).items():
             owner = ended_runs.get(path)
             if (owner is None and path.parent == self.store.root) or RunDir(
                 path.parent, path.name
@@ -284,7 +284,7 @@ class Monitor:
                 continue  # the run is alive or being started
             messages = [
                 f"ended a leftover process: {description}"
-                for description in leftovers.terminate_processes(processes)
+                for description in process_marks.terminate_processes(processes)
             ]
             if owner is not None:
                 owner.messages += messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from lachesis.monitor.reward_trend import WINDOW
 from lachesis.monitor.run_history import (
     MIN_JUDGED_STEPS,
     AdvisedEdit,
@@ -13,7 +14,6 @@ from lachesis.monitor.run_history import (
     Step,
     compute_recent_mean,
 )
-from lachesis.monitor.trend import WINDOW
 
 # Learning rate below which rounding may hide what an update changes.
 MIN_LEARNING_RATE = 1e-6

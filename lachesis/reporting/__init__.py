@@ -1,1 +1,1 @@
-"""Report on a run: its status, its results, and an HTML page."""
+"""Compute once what every surface says of runs and tests."""

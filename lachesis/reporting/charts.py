@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lachesis.reporting.run_answers import RunResults
+from lachesis.reporting.run_schemas import RunResults
 from lachesis.runs.metrics import Step
 
 # Steps of the moving average that is drawn over the single steps.

@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lachesis.base.confidence_intervals import newcombe_interval
 from lachesis.base.files import storage_errors
-from lachesis.base.intervals import newcombe_interval
 from lachesis.base.json_text import Json
 from lachesis.reporting.run_summary import (
     RunSummary,
     find_differing_settings,
     summarize_run,
 )
-from lachesis.runs.evaluation_results import build_run_curve
-from lachesis.runs.held_out import HeldOutPoint, describe_point
+from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve, describe_point
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
-    from lachesis.runs.run_record import RunRecord
+    from lachesis.runs.record import RunRecord
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from lachesis.base.json_text import Json
-from lachesis.runs.evaluation_results import find_newest_accuracy
-from lachesis.runs.held_out import HeldOutPoint
+from lachesis.runs.held_out_results import HeldOutPoint, find_newest_accuracy
 from lachesis.runs.metrics import Step
 
 # Number of last steps whose rollouts make an accuracy, because one step has few prompts.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from lachesis.base.json_text import Json
 from lachesis.reporting.run_summary import RunSummary, get_model_name, summarize_run
-from lachesis.runs.held_out import HeldOutPoint, compute_interval, describe_point
-from lachesis.runs.parity import Parity
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import HeldOutPoint, compute_interval, describe_point
+from lachesis.runs.record import RunRecord
+from lachesis.weight_agreement.parity import Parity
 
 # The settings that a card shows, in order, with the words for them.
 SHOWN_SETTINGS = {

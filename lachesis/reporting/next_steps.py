@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from lachesis.base.errors import LachesisError
-from lachesis.catalog.describe import get_name_or_file
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.invalid_groups import ALL_INVALID
-from lachesis.runs.run_dir import RunDir, shorten_service_name
-from lachesis.runs.run_record import RunRecord
+from lachesis.environment_catalog.lookup import get_name_or_file
+from lachesis.runs.folder import RunDir, shorten_service_name
+from lachesis.runs.record import RunRecord
+from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
+from lachesis.supervision.invalid_groups import ALL_INVALID
 
 # Next steps as shell commands. Another user interface has its own texts for the same keys.
 NEXT_STEP_COMMANDS = {

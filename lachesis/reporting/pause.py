@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-from lachesis.base.units import format_duration
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.base.formatting import format_duration
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
 
 # A pause that was noted longer ago is over.
 MAX_PAUSE_AGE_S = 30.0

@@ -15,15 +15,18 @@ from typing import Any
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
-from lachesis.config.schema import INFRASTRUCTURE
-from lachesis.config.section import Section
+from lachesis.config.run_fields import INFRASTRUCTURE, Section
 from lachesis.reporting.status import REWARD_STEPS, compute_mean_reward, count_reward_steps
-from lachesis.runs.budgets import TOKEN_KINDS
-from lachesis.runs.evaluation_results import find_newest_result
-from lachesis.runs.held_out import HeldOutPoint, build_held_out_curve, to_point
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import (
+    HeldOutPoint,
+    build_held_out_curve,
+    find_newest_result,
+    to_point,
+)
 from lachesis.runs.metrics import MetricsFile, Step
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
+from lachesis.runs.record import RunRecord, get_attempt_duration_s
+from lachesis.spending.budgets import TOKEN_KINDS
 
 # Last steps of a run that are searched for a held-out result.
 MAX_HELD_OUT_STEPS = 60

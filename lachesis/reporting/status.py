@@ -10,11 +10,14 @@ from pydantic import ValidationError
 from lachesis.base.files import read_last_lines
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
+from lachesis.checkpoints.export_weights import find_weights
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.prices import TokenCounts
+from lachesis.inference_tests.forecast import ActualUsage, Forecast, compare_with_forecast
 from lachesis.reporting.last_steps import summarize_last_steps
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
 from lachesis.reporting.pause import describe_pause
-from lachesis.reporting.run_answers import (
+from lachesis.reporting.run_schemas import (
     LastError,
     QueuePlace,
     RunProgress,
@@ -22,22 +25,19 @@ from lachesis.reporting.run_answers import (
     RunStatus,
     StatusMetrics,
 )
-from lachesis.runs.budgets import TOKEN_KINDS, compute_budget_usage, read_spent_file
-from lachesis.runs.checkpoints import Checkpoints
-from lachesis.runs.environment_counts import read_all_counts
-from lachesis.runs.evaluation_results import (
+from lachesis.runs.environment_counters import read_all_counts
+from lachesis.runs.folder import RunDir, shorten_service_name
+from lachesis.runs.held_out_results import (
+    HeldOutPoint,
     build_run_curve,
     find_newest_accuracy,
     read_accuracies,
     read_accuracy_intervals,
     summarize_failures,
 )
-from lachesis.runs.export import find_weights
-from lachesis.runs.held_out import HeldOutPoint
 from lachesis.runs.metrics import Step, sample_history, select_key_metrics
-from lachesis.runs.run_dir import RunDir, shorten_service_name
-from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
-from lachesis.validation.forecast import ActualUsage, Forecast, compare_with_forecast
+from lachesis.runs.record import RunRecord, get_attempt_duration_s
+from lachesis.spending.budgets import TOKEN_KINDS, compute_budget_usage, read_spent_file
 
 # Maximum number of steps that the first and the last reward of a run are averaged over, because one
 # step has few prompts.

@@ -1,1 +1,3 @@
-"""Guard the Atropos API, and share its batches between several environments."""
+"""Take groups from environments and hand batches to the trainer: Atropos' own `run-api` with a
+queue in front.
+"""

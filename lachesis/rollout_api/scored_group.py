@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.base.numbers import is_score
+from lachesis.base.reward_values import Array, is_score
 
 # Lists with one row per rollout, which has one entry per token.
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")
@@ -184,3 +184,24 @@ def find_sampled_spans(loss_mask_T: np.ndarray[Any, Any]) -> list[tuple[int, int
 # Lower values are not log-probabilities: some servers write -9999 where they have none, for which
 # the ratio of the loss would overflow.
 MIN_LOGPROB = -1000.0
+
+
+def build_keep_mask(tokens_T: Array, eos_id: int | None, loss_mask_T: Array | None = None) -> Array:
+    """Return a mask (T,) that is true where a token stays.
+
+    An end-of-turn token directly after another one is dropped, unless the model has sampled it. In
+    a prompt, without `loss_mask_T`, no token counts as sampled.
+    """
+    keep_mask_T = np.ones(len(tokens_T), dtype=bool)
+    if eos_id is not None:
+        is_eos = tokens_T == eos_id
+        keep_mask_T[1:] = ~(is_eos[1:] & is_eos[:-1])
+    if loss_mask_T is None:
+        return keep_mask_T
+    return keep_mask_T | loss_mask_T
+
+
+def collapse_doubled_eos(tokens: list[int], eos_id: int | None) -> list[int]:
+    """Return a prompt without doubled end-of-turn tokens."""
+    keep_mask_T = build_keep_mask(np.asarray(tokens), eos_id)
+    return [token for token, keep in zip(tokens, keep_mask_T, strict=True) if keep]

@@ -1,1 +1,1 @@
-"""Store what a run keeps on disk: its record, metrics, checkpoints and weights."""
+"""Keep what is known of each run: folder, record, metrics, end."""

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.files import storage_errors, write_private
-from lachesis.base.json_lines import parse_json_lines
-from lachesis.base.json_text import Json
-from lachesis.base.numbers import is_score
-from lachesis.runs.held_out import is_evaluation_key
+from lachesis.base.json_text import Json, parse_json_lines
+from lachesis.base.reward_values import is_score
+from lachesis.runs.held_out_results import is_evaluation_key
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from lachesis import __version__
 from lachesis.base import paths
 from lachesis.base.files import copy_private, make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
-from lachesis.base.model_files import find_cached_snapshot
 from lachesis.base.secrets import redact
-from lachesis.catalog.fingerprint import find_import_root, list_source_files
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.run_dir import RunDir
+from lachesis.environment_catalog.fingerprint import find_import_root, list_source_files
+from lachesis.models.find_model import find_cached_snapshot
+from lachesis.runs.folder import RunDir
 
 # The packages that decide how a run trains; `packages` has all of them.
 MAIN_PACKAGES = ("torch", "transformers", "peft", "tinker", "atroposlib", "prefect", "numpy")

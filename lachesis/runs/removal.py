@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lachesis.base.errors import RunStateError
 from lachesis.base.files import storage_errors
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
 

@@ -21,8 +21,8 @@ from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownRunError, shorten
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.base.timestamps import now_iso
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import (
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import (
     RunRecord,
     RunStatusName,
     ServiceRecord,

@@ -1,1 +1,1 @@
-"""Start, watch, restart and end the processes of a run."""
+"""Start, watch and end the services of a run."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import ConfigError
-from lachesis.catalog import describe
-from lachesis.catalog.scan import Environment
+from lachesis.environment_catalog import lookup
+from lachesis.environment_catalog.scan import Environment
 from lachesis.tiny_model import build as tiny_model_build
 
 NUM_EXAMPLES = 4000
@@ -48,7 +48,7 @@ def ensure_environment_model(
     conversations = [
         conversation
         for environment_and_values in environments
-        for conversation in describe.collect_examples(
+        for conversation in lookup.collect_examples(
             *environment_and_values, count=num_examples, share=share
         )
     ]

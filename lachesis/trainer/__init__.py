@@ -1,1 +1,1 @@
-"""Train a policy through the Tinker API on rollouts from the Atropos API."""
+"""Take training steps through the Tinker SDK on batches from the rollout API."""

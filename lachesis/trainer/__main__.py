@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from lachesis.base.errors import LachesisError
 from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.store import RunStore
-from lachesis.trainer.serving import (
+from lachesis.inference_server.serving import (
     bind_inference_socket,
     guard_app,
     load_tokenizer,
     serve_in_background,
     serve_without_training,
 )
+from lachesis.runs.folder import RunDir
+from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from lachesis.runs.checkpoints import Checkpoints, Manifest
-    from lachesis.trainer.evaluations import EvaluationScheduler
+    from lachesis.checkpoints.manifests import Checkpoints, Manifest
+    from lachesis.trainer.evaluation_schedule import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
-    from lachesis.trainer.policy import Policy
+    from lachesis.trainer.trained_model import Policy
+from lachesis.inference_server.token_usage import Usage
 from lachesis.trainer.trackers import create_trackers
-from lachesis.trainer.usage import Usage
 
 log = logging.getLogger("lachesis.trainer")
 
@@ -162,10 +162,10 @@ async def _train(
     tokenizer: PreTrainedTokenizerBase,
     stop: asyncio.Event,
 ) -> None:
-    from lachesis.base.cancellation import run_unless_stopped
-    from lachesis.runs.checkpoints import Checkpoints
-    from lachesis.trainer.policy import Policy
-    from lachesis.trainer.server_watch import ServerWatch
+    from lachesis.base.waiting import run_unless_stopped
+    from lachesis.checkpoints.manifests import Checkpoints
+    from lachesis.trainer.tinker_outages import ServerWatch
+    from lachesis.trainer.trained_model import Policy
 
     checkpoints = Checkpoints(run_folder / "checkpoints")
     resume_checkpoint = checkpoints.find_resumable() if args.resume else None
@@ -216,10 +216,10 @@ async def _create_trainer(
     has_final_evaluation: bool,
 ) -> Trainer:
     """Return the trainer with its state, which is that of the checkpoint if there is one."""
-    from lachesis.trainer.checkpoint_manager import CheckpointManager
+    from lachesis.trainer.checkpoint_saving import CheckpointManager
     from lachesis.trainer.loop import Trainer
     from lachesis.trainer.rollout_client import RolloutClient
-    from lachesis.trainer.state import TrainerState
+    from lachesis.trainer.trainer_state import TrainerState
 
     state = TrainerState()
     policy.usage = state.usage
@@ -255,7 +255,7 @@ async def _serve_and_train(
     trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool
 ) -> None:
     """Serve inference and train until the last step, then keep serving if `hold`."""
-    from lachesis.trainer import inference_server
+    from lachesis.inference_server.app import create_app
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
     config, state = trainer.config, trainer.state
@@ -265,7 +265,7 @@ async def _serve_and_train(
             first_step=state.step,
             checkpoint_dir=trainer.checkpoint_manager.checkpoints.folder,
         )
-        app = inference_server.create_app(trainer.policy, trainer.tokenizer, config, state)
+        app = create_app(trainer.policy, trainer.tokenizer, config, state)
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
         async with serve_in_background(guard_app(app, config), sock):
             await trainer.run(stop)
@@ -284,7 +284,7 @@ def _create_evaluations(
 
     With `has_final_evaluation` the last step is evaluated after training, by another process.
     """
-    from lachesis.trainer.evaluations import EvaluationScheduler
+    from lachesis.trainer.evaluation_schedule import EvaluationScheduler
 
     return EvaluationScheduler(
         list(config.build_environment_configs()),

@@ -6,7 +6,7 @@
     /evaluations/{id}/generate, /v1/...       sample like the server's own routes, with the weights
                                               of that step
 
-See `lachesis.trainer.evaluations`.
+See `lachesis.trainer.evaluation_schedule`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from lachesis.base.json_text import Json
-from lachesis.base.sdk_calls import call_sdk
+from lachesis.base.tinker_client import call_sdk
 from lachesis.config.run_config import RunConfig
-from lachesis.trainer.evaluations import EvaluationEndedError
-from lachesis.trainer.inference import Inference, Sample, cancel_on_disconnect, to_samples
-from lachesis.trainer.inference_server import create_router
-from lachesis.trainer.policy import Policy
-from lachesis.trainer.protocol_checks import check_samples
-from lachesis.trainer.state import TrainerState
+from lachesis.inference_server.app import create_router
+from lachesis.inference_server.sampling import Inference, Sample, cancel_on_disconnect, to_samples
+from lachesis.tinker_conformance.answer_shape import check_samples
+from lachesis.trainer.evaluation_schedule import EvaluationEndedError
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,27 +9,27 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lachesis.base.cancellation import run_unless_stopped
 from lachesis.base.errors import BatchError
+from lachesis.base.waiting import run_unless_stopped
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.held_out import is_evaluation_key, to_point
+from lachesis.rollouts.parquet_files import RolloutFolder
+from lachesis.rollouts.writer import RolloutWriter, StepRollouts
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.rollout_files import RolloutFolder
-from lachesis.runs.run_dir import RunDir
-from lachesis.trainer.advantages import compute_learning_rate
-from lachesis.trainer.batch import Batch, BatchSettings, to_batch
-from lachesis.trainer.checkpoint_manager import CheckpointManager
-from lachesis.trainer.kl_penalty import add_kl_penalty
-from lachesis.trainer.policy import Policy
-from lachesis.trainer.recompute_logprobs import fill_missing_logprobs
+from lachesis.trainer.batch.advantages import compute_learning_rate
+from lachesis.trainer.batch.group_to_datums import Batch, BatchSettings, to_batch
+from lachesis.trainer.batch.kl_penalty import add_kl_penalty
+from lachesis.trainer.batch.missing_logprobs import fill_missing_logprobs
+from lachesis.trainer.checkpoint_saving import CheckpointManager
+from lachesis.trainer.loss_metrics import compute_rollout_metrics
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
-from lachesis.trainer.rollout_writer import RolloutWriter, StepRollouts
-from lachesis.trainer.sft_stage import run_sft_stage
-from lachesis.trainer.state import TrainerState
-from lachesis.trainer.step_metrics import StepAccounting, StepTimer
+from lachesis.trainer.sft import run_sft_stage
+from lachesis.trainer.step_accounting import StepAccounting, StepTimer
 from lachesis.trainer.trackers import Trackers
-from lachesis.trainer.training_metrics import compute_rollout_metrics
-from lachesis.trainer.weight_sync_check import WeightSyncCheck, select_probe_tokens
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
+from lachesis.weight_agreement.at_weight_sync import WeightSyncCheck, select_probe_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

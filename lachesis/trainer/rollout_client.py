@@ -13,7 +13,7 @@ import httpx
 
 from lachesis.base.errors import ServerDownError
 from lachesis.config.run_config import RunConfig
-from lachesis.trainer.batch_json import read_batch_json
+from lachesis.rollout_api.batch_json import read_batch_json
 
 log = logging.getLogger(__name__)
 # How long to wait for an API that is gone; the run's flow restarts it in less time.

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.orchestration.server_info import server_file
-from lachesis.runs.run_record import RunRecord
+from lachesis.prefect_client.serve_info import server_file
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.patience import deadline
 from tests.served import ROOT, processes_under
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.backends.conftest import (
     ADDRESSES,

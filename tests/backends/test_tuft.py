@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.supervision.ports import reserve_free_ports
-from lachesis.trainer.backend_probes import PROBES, describe_verdict
-from lachesis.trainer.backend_session import open_backend_session
+from lachesis.supervision.services.ports import reserve_free_ports
+from lachesis.tinker_conformance.session import open_backend_session
+from lachesis.tinker_conformance.weight_probes import PROBES, describe_verdict
 from tests.backends.conftest import BACKENDS_HOME
-from tests.bridge.conftest import start_server
 from tests.conftest import TOKEN, end, wait_http
+from tests.skyrl_bridge.conftest import start_server
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 FOLDER = BACKENDS_HOME / "tuft"
@@ -82,7 +82,9 @@ def bridge_url(tuft: Path, random_model: str, tmp_path: Path) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         wait_http(f"{url}/api/v1/healthz", server, timeout_s=120)
         options = ("--model", random_model, "--upstream", url, "--store", str(tmp_path / "store"))
-        bridge_url, bridge = start_server("lachesis.bridge", tmp_path / "bridge.log", *options)
+        bridge_url, bridge = start_server(
+            "lachesis.skyrl_bridge", tmp_path / "bridge.log", *options
+        )
         try:
             yield bridge_url
         finally:

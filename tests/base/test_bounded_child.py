@@ -12,9 +12,9 @@ import pytest
 
 from lachesis.base.bounded_child import OUTPUT_TAIL_BYTES, ChildResult, run_bounded
 from lachesis.base.errors import EnvironmentLoadError
-from lachesis.catalog import describe
+from lachesis.environment_catalog import lookup
+from tests.environment_check.test_check import lachesis
 from tests.patience import deadline
-from tests.validation.test_check import lachesis
 
 BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 
@@ -85,7 +85,7 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
 def test_an_environment_that_reads_its_input_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("name = input('your name? ')\n" + BASE)
     with pytest.raises(EnvironmentLoadError, match=r"EOFError at asks\.py:1: EOF when reading"):
-        describe.load_schema(describe.find_environment("asks", [tmp_path]))
+        lookup.load_schema(lookup.find_environment("asks", [tmp_path]))
 
 
 def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from lachesis.base import files
 from lachesis.base.errors import StorageError
 from lachesis.base.files import create_folder_atomically
-from lachesis.runs import fork
+from lachesis.checkpoints import start_from_checkpoint
 from lachesis.runs.store import RunStore
-from tests.runs.test_checkpoints import save
-from tests.runs.test_fork import RUN, make
+from tests.checkpoints.test_manifests import save
+from tests.checkpoints.test_start_from_checkpoint import RUN, make
 
 
 def mode(path: Path) -> int:
@@ -27,8 +27,8 @@ def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     thread.
     """
     store = RunStore(tmp_path / "home")
-    save(fork.Checkpoints(make(store, RUN).checkpoints), 4)
-    origin = fork.find_source(store, RUN)
+    save(start_from_checkpoint.Checkpoints(make(store, RUN).checkpoints), 4)
+    origin = start_from_checkpoint.find_source(store, RUN)
     before = os.umask(0o022)
     try:
         folders = [store.dir(f"{number:08x}") for number in range(40)]

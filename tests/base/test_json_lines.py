@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.base.json_lines import parse_json_lines, read_json_lines, split_lines
+from lachesis.base.json_text import parse_json_lines, read_json_lines, split_lines
+from lachesis.inference_tests.results import collect_inference_counts, measure_groups
 from lachesis.runs.metrics import MetricsFile
-from lachesis.validation.inference_test_results import collect_inference_counts, measure_groups
 
 SEPARATORS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 """Everything at which `str.splitlines` ends a line."""

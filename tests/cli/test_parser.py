@@ -67,7 +67,7 @@ def test_the_help_loads_nothing_that_takes_long(words: list[str]) -> None:
         f"sys.argv = ['lachesis', *{words!r}]\n"
         "try:\n    runpy.run_module('lachesis.cli.main', run_name='__main__')\n"
         "except SystemExit: pass\n"
-        "heavy = {'pydantic', 'rich', 'httpx', 'yaml', 'polars', 'lachesis.service'}\n"
+        "heavy = {'pydantic', 'rich', 'httpx', 'yaml', 'polars', 'lachesis.operations.service'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(

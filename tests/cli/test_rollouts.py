@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.cli.main import main
-from lachesis.runs.rollout_files import RolloutFolder
+from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 from tests.rollout_rows import make_row

@@ -9,8 +9,8 @@ import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.cli.main import main
-from lachesis.orchestration import submit
-from lachesis.runs.run_record import RunRecord
+from lachesis.prefect_client import submit
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 

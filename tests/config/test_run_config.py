@@ -12,7 +12,7 @@ from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.run_config import RunConfig
-from lachesis.config.schema import (
+from lachesis.config.run_fields import (
     EnvSection,
     LimitsSection,
     Locked,

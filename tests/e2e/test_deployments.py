@@ -15,7 +15,7 @@ import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.bad_inputs import ARITHMETIC, BAD_INPUTS, BadInput
 from tests.e2e.conftest import ROOT

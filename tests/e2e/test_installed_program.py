@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.served import processes_under
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.checkpoints import Checkpoints
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from tests.e2e.test_lifecycle import record, steps
 

@@ -23,7 +23,7 @@ import pytest
 from flows.monitor import delete_old_ticks
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
-from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore
 from tests.e2e.prefect_client import Server

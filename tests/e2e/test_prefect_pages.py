@@ -1,7 +1,7 @@
 """A person starts, schedules, stops and repeats trainings on Prefect's pages, in a real browser.
 
 `make e2e` does this in one of Prefect's two UIs, and `make faults` in both. `make test` calls the
-same operations without a browser: tests/tasks/test_stop_requests.py and its neighbours.
+same operations without a browser: tests/supervision/test_stop_requests.py and its neighbours.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pytest
 from playwright.sync_api import Page
 
 from lachesis.base.json_text import Json
-from lachesis.runs.run_record import RunRecord
+from lachesis.operations.service import LachesisService
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
 from tests.e2e.prefect_client import Server
 from tests.e2e.prefect_pages import (
     CHROMIUM,

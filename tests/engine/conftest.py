@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tinker
 
-from lachesis.base.sdk_calls import wait_for_sdk
+from lachesis.base.tinker_client import wait_for_sdk
 
 
 @pytest.fixture(scope="session")

@@ -22,13 +22,13 @@ from transformers import (
 )
 
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.lora import LoraAdapter, iterate_parameters
-from lachesis.engine.lora_spec import LoraSpec
-from lachesis.engine.model import BaseLanguageModel
-from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_messages import PromptLogprobsSpec, SampleRequest, SampleResponse
-from lachesis.engine.sampler import Sampler, SamplingJob
-from lachesis.engine.training import ForwardBackwardResult, TrainingModel
+from lachesis.engine.adapter_training import ForwardBackwardResult, TrainingModel
+from lachesis.engine.base_model.forward_pass import BaseLanguageModel
+from lachesis.engine.base_model.lora_layers import LoraAdapter, iterate_parameters
+from lachesis.engine.sampling.sampler import Sampler, SamplingJob
+from lachesis.tinker_server.model_description import LoraSpec
+from lachesis.tinker_server.protobuf_messages import DecodedDatum
+from lachesis.tinker_server.sample_messages import PromptLogprobsSpec, SampleRequest, SampleResponse
 from lachesis.tiny_model.build import build_tokenizer
 
 SIZES = {

@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from lachesis.base.sdk_calls import wait_for_sdk
+from lachesis.base.tinker_client import wait_for_sdk
 from tests.engine.training_steps import PROMPT, checkpoint_folder, datums, ids, step
 from tests.sdk import needs_sdk
 

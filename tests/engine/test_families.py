@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from bench import families
+from bench import model_families
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.base_model.forward_pass import BaseLanguageModel
 from lachesis.tiny_model.build import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about tied weights
@@ -24,7 +24,7 @@ def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Pat
     """Sampling beyond windows and chunks, a training step, and the adapter in PEFT, within 1e-3
     nats.
     """
-    outcome = families.compare(family, tmp_path)
+    outcome = model_families.compare(family, tmp_path)
     assert outcome.verdict == "agrees", outcome
     assert outcome.layers[0] == outcome.layers[1] > 0
 
@@ -39,15 +39,15 @@ def test_what_is_not_a_number_never_agrees(
     """`max(0.0, nan)` is 0.0, in this order only."""
     engine, reference = np.full((2, 3), -1.0), torch.full((2, 3), -1.0)
     sequences = [([number], values) for number, values in enumerate(engine)]
-    monkeypatch.setattr(families, "logprobs", lambda model, tokens: reference[tokens[0]])
-    assert families.difference(None, sequences) == 0.0
+    monkeypatch.setattr(model_families, "logprobs", lambda model, tokens: reference[tokens[0]])
+    assert model_families.difference(None, sequences) == 0.0
     (engine if whose == "engine" else reference)[place, 1] = np.nan
-    assert families.difference(None, sequences) == np.inf
+    assert model_families.difference(None, sequences) == np.inf
 
 
 def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path: Path) -> None:
     """GPT-Neo counts its local window back from the longest sequence of a batch."""
-    outcome = families.compare("gpt_neo", tmp_path)
+    outcome = model_families.compare("gpt_neo", tmp_path)
     assert outcome.verdict == "refused"
     for part in ("(gpt_neo)", "differ token by token", "nats", "allowed"):
         assert part in outcome.reason
@@ -57,9 +57,9 @@ def test_the_start_looks_beyond_the_default_windows_of_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Llama 4 as published has chunks of 8,192 tokens; wrong masks show at a start of seconds."""
-    monkeypatch.setitem(families.SMALL, "attention_chunk_size", 8192)
-    monkeypatch.setitem(families.SMALL, "max_position_embeddings", 16384)
-    families.build("llama4_text", tmp_path)
+    monkeypatch.setitem(model_families.SMALL, "attention_chunk_size", 8192)
+    monkeypatch.setitem(model_families.SMALL, "max_position_embeddings", 16384)
+    model_families.build("llama4_text", tmp_path)
     base = BaseLanguageModel(str(tmp_path))
     assert base.module.config.attention_chunk_size == 8192
     monkeypatch.setattr(BaseLanguageModel, "_build_masks", lambda self, mask, positions: mask)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import tinker
 
-from lachesis.engine.app import create_app
+from lachesis.tinker_server.routes import create_app
 from tests.fuzz import damage, fuzz, refusals, routes
 
 SCHEMA = create_app(cast(Any, None), "tml-x").openapi()

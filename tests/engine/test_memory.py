@@ -17,17 +17,26 @@ import torch
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
 from lachesis.base.errors import InsufficientMemoryError, UnsupportedModelError
-from lachesis.engine.load_settings import LoadSettings
-from lachesis.engine.lora_spec import LoraSpec
-from lachesis.engine.memory_forecast import LiveBytesCounter, ModelSizes, measure_model_sizes
-from lachesis.engine.memory_plan import MemoryPlan, ModelUse, compute_needed_bytes, make_memory_plan
-from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.adapter_training import TrainingModel
+from lachesis.engine.base_model.forward_pass import BaseLanguageModel
+from lachesis.engine.base_model.load import LoadSettings
+from lachesis.engine.base_model.memory_forecast import (
+    LiveBytesCounter,
+    ModelSizes,
+    measure_model_sizes,
+)
+from lachesis.engine.base_model.memory_plan import (
+    MemoryPlan,
+    ModelUse,
+    compute_needed_bytes,
+    make_memory_plan,
+)
 from lachesis.engine.model_thread import make_tinker_error, step_sampler
-from lachesis.engine.protobuf_messages import DecodedDatum
-from lachesis.engine.sample_messages import SampleRequest, SampleResponse
-from lachesis.engine.sampler import Sampler
-from lachesis.engine.sampling_job import SamplingJob
-from lachesis.engine.training import TrainingModel
+from lachesis.engine.sampling.admission import SamplingJob
+from lachesis.engine.sampling.sampler import Sampler
+from lachesis.tinker_server.model_description import LoraSpec
+from lachesis.tinker_server.protobuf_messages import DecodedDatum
+from lachesis.tinker_server.sample_messages import SampleRequest, SampleResponse
 from lachesis.tiny_model import build
 
 GIB = 2**30
@@ -62,7 +71,7 @@ def base(folder: Path) -> BaseLanguageModel:
 
 @pytest.fixture(scope="module")
 def large_base(tmp_path_factory: pytest.TempPathFactory) -> BaseLanguageModel:
-    """A model of 48 million parameters, as in `bench/engine.py`."""
+    """A model of 48 million parameters, as in `bench/engine_speed.py`."""
     folder = write_model(
         tmp_path_factory.mktemp("model-48m"),
         vocab_size=32_000, hidden_size=512, intermediate_size=1536, num_hidden_layers=10,

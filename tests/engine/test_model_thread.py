@@ -15,10 +15,10 @@ import tinker
 from fastapi.testclient import TestClient
 from tinker.lib import api_future_impl
 
-from lachesis.base.sdk_calls import wait_for_sdk
-from lachesis.engine import app, json_messages
-from lachesis.engine.engine import Engine
+from lachesis.base.tinker_client import wait_for_sdk
+from lachesis.engine.embedded_engine import Engine
 from lachesis.engine.model_thread import ModelThread
+from lachesis.tinker_server import json_messages, routes
 from tests.engine.training_steps import datums, ids
 from tests.patience import deadline
 
@@ -40,7 +40,7 @@ class Watched(dict[str, Any]):
 def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path: Path) -> None:
     engine = Engine(random_model, tmp_path)
     engine.samplers = watched = Watched()
-    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+    with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
         session = client.post("/api/v1/create_session", json={}).json()["session_id"]
         body = {
             "session_id": session,
@@ -63,7 +63,7 @@ def test_whatever_a_request_raises_ends_its_future(
 
     engine = Engine(random_model, tmp_path)
     monkeypatch.setattr(json_messages.SampleBody, "to_sample_request", fail)
-    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+    with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
         session = client.post("/api/v1/create_session", json={}).json()["session_id"]
         body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": random_model}
         sampler = client.post("/api/v1/create_sampling_session", json=body).json()
@@ -91,7 +91,7 @@ def test_a_sampler_of_a_session_that_has_just_ended_is_refused(
         return load(*arguments)
 
     monkeypatch.setattr(engine, "load_sampler", load_and_end)
-    with TestClient(app.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
+    with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
         session = client.post("/api/v1/create_session", json={}).json()["session_id"]
         body = {
             "session_id": session,

@@ -15,7 +15,7 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
-from lachesis.base.sdk_calls import wait_for_sdk
+from lachesis.base.tinker_client import wait_for_sdk
 from tests.sdk import needs_sdk
 
 PROMPT = [256, 18, 10, 19, 28, 258, 257]

@@ -12,8 +12,8 @@ import pytest
 import tinker
 import torch
 
-from lachesis.base.sdk_calls import call_sdk, wait_for_sdk
-from lachesis.engine.token_choice import TokenChoiceSettings, choose_tokens
+from lachesis.base.tinker_client import call_sdk, wait_for_sdk
+from lachesis.engine.sampling.token_choice import TokenChoiceSettings, choose_tokens
 from tests.sdk import needs_sdk
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])

@@ -11,7 +11,7 @@ import tinker
 import torch
 from transformers import AutoModelForCausalLM
 
-from lachesis.base.sdk_calls import wait_for_sdk
+from lachesis.base.tinker_client import wait_for_sdk
 from lachesis.tiny_model import build
 from tests.engine.training_steps import PROMPT, datums, ids, step
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lachesis.engine import torch_threads
-from lachesis.engine.model import BaseLanguageModel
+from lachesis.engine.base_model import torch_threads
+from lachesis.engine.base_model.forward_pass import BaseLanguageModel
 
 
 @pytest.mark.parametrize(

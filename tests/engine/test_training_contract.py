@@ -10,7 +10,7 @@ import pytest
 import tinker
 import torch
 
-from lachesis.base.sdk_calls import wait_for_sdk
+from lachesis.base.tinker_client import wait_for_sdk
 from tests.engine.training_steps import (
     ADAM,
     Reference,

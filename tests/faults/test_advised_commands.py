@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import RunStateError
-from lachesis.monitor.judgement import judge_observation
-from lachesis.monitor.monitor_memory import MonitorMemory
 from lachesis.monitor.observe import observe_files
-from lachesis.runs.invalid_groups import ALL_INVALID
+from lachesis.monitor.run_health import judge_observation
+from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.runs.metrics import MetricsFile
+from lachesis.supervision.invalid_groups import ALL_INVALID
 from tests.faults.world import Run, World
 from tests.monitor.advice.runs import COMMAND, FAULTS, list_faulty_steps
 

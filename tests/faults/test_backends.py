@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.orchestration.launch_inputs import LaunchRequest
+from lachesis.launch.choose_model import LaunchRequest
 from tests.faults.world import EDITS, INTERVAL, Run, World
 from tests.served import ROOT
 
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 # Stands for the `uv run -m skyrl.tinker.api` of SkyRL's environment; see older_engine.py.
 UV = """#!/bin/sh
-cd {root} && exec {python} -m tests.bridge.older_engine --with-daemon "$@"
+cd {root} && exec {python} -m tests.skyrl_bridge.older_engine --with-daemon "$@"
 """
 # What Python imports first; every pass over more than a datum fails while the file is there.
 OUT_OF_MEMORY = """
 import os, sys
 if "lachesis.engine" in sys.orig_argv:
     import torch
-    from lachesis.engine.training import TrainingModel
+    from lachesis.engine.adapter_training import TrainingModel
     own = TrainingModel._run_pass
     def run_pass(self, data, *values):
         if len(data) > 1 and os.path.exists({flag!r}):

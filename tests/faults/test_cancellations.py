@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.run_record import RunRecord
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.record import RunRecord
 from tests.faults.world import Run, World, frozen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.prefect_client.resources import PrefectApi
 from tests.faults.world import World
 from tests.prefect_server import (
     LINGER_S,

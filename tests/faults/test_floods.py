@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.faults.world import KEY, World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]

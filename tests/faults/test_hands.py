@@ -17,8 +17,8 @@ import pytest
 from lachesis.base.errors import LachesisError
 from lachesis.base.timestamps import now_iso
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.runs.invalid_groups import NUM_DEAD_BATCHES
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
 
@@ -31,7 +31,7 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     run.reach("running")
     attempt = run.stop().attempt
     code = (
-        "import sys; from lachesis.service import LachesisService; "
+        "import sys; from lachesis.operations.service import LachesisService; "
         "print(LachesisService().resume(sys.argv[1]).flow_run_id)"
     )
     command = [sys.executable, "-c", code, run.run_id]

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration.prefect_api import PrefectApi
+from lachesis.prefect_client.resources import PrefectApi
 from tests.faults.world import INTERVAL, Run, World, stranger_with_the_numbers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
@@ -234,7 +234,7 @@ def test_a_launcher_ends_with_the_process_that_needs_it(
     home = new_home()
     place = World(home)
     script = (
-        "import time; from lachesis.orchestration.server import LauncherProcess; "
+        "import time; from lachesis.prefect_client.background_serve import LauncherProcess; "
         "LauncherProcess().__enter__(); print('up', flush=True); time.sleep(600)"
     )
     env = {**os.environ, "LACHESIS_HOME": str(home)}

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from lachesis.orchestration.prefect_api import PrefectApi
-from lachesis.orchestration.server_info import server_file
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.serve_info import server_file
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
@@ -137,9 +137,9 @@ def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     world.launcher.wait()
     run.advances(1)
     done = world.fix()
-    assert sum("deployments.runner" in one or "deployments.server" in one for one in done) == 2, (
-        done
-    )
+    assert (
+        sum("deployments.runner" in one or "deployments.prefect_server" in one for one in done) == 2
+    ), done
     record = run.ended()
     assert record.status == "stopped", record.error
     assert run.kept() == run.steps()[-1]
@@ -164,7 +164,9 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     world.strike(first, KILL)
     world.wait(
         lambda: any(
-            "deployments.server" in one for pid, one in world.processes().items() if pid != first
+            "deployments.prefect_server" in one
+            for pid, one in world.processes().items()
+            if pid != first
         ),
         20,
         "another",
@@ -173,7 +175,7 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     second = next(
         pid
         for pid, one in world.processes().items()
-        if "deployments.server" in one and pid != first
+        if "deployments.prefect_server" in one and pid != first
     )
     world.strike(second, KILL)
     time.sleep(4)

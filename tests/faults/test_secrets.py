@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from tests.faults.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]

@@ -15,7 +15,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from lachesis.orchestration.server_info import find_api_url
+from lachesis.prefect_client.serve_info import find_api_url
 from tests.faults.world import World
 from tests.served import share_schemas
 

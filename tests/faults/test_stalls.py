@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent.registry import CallContext
-from lachesis.agent.session import AgentSession
-from lachesis.agent.tools import TOOLS
+from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.tool_definition import CallContext
+from lachesis.agent_tools.tools import TOOLS
 from lachesis.monitor.tick import Monitor
 from tests.faults.world import ROOT, Run, World
 

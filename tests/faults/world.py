@@ -17,15 +17,15 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import LachesisError
-from lachesis.orchestration.server_info import server_file
-from lachesis.runs import cleanup
-from lachesis.runs.checkpoints import Checkpoints
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.prefect_client.serve_info import server_file
+from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
-from lachesis.service import LachesisService, LaunchRequest
-from lachesis.supervision.ports import reserve_free_ports
-from lachesis.supervision.restart_policy import RESTART_RULES
+from lachesis.runs.record import RunRecord
+from lachesis.supervision import leftovers
+from lachesis.supervision.restarts import RESTART_RULES
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from tests.patience import deadline
 from tests.served import ROOT, processes_under
@@ -152,7 +152,7 @@ class World:
         """What `lachesis doctor --fix` does."""
         return [
             find_all_leftover.clean_up()
-            for find_all_leftover in cleanup.find_all_leftovers(self.store)
+            for find_all_leftover in leftovers.find_all_leftovers(self.store)
         ]
 
     def end_all_runs(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.monitor.artifact_content import build_status_rows
-from lachesis.monitor.monitor_memory import MonitorMemory
 from lachesis.monitor.observe import Observation
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.tick import WatchedRun
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.monitor.tick_memory import MonitorMemory
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord, ServiceRecord
 from tests.records import make_record
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.learning_rules import judge_learning
+from lachesis.monitor.reward_trend import WINDOW, Trend
 from lachesis.monitor.run_history import SEVERITY, RunFacts
-from lachesis.monitor.trend import WINDOW, Trend
 
 Step = dict[str, Any]
 

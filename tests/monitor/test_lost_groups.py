@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lachesis.monitor.learning import judge_learning
+from lachesis.monitor.learning_rules import judge_learning
+from lachesis.monitor.reward_trend import WINDOW
 from lachesis.monitor.run_history import RunFacts
-from lachesis.monitor.trend import WINDOW
 from tests.monitor.test_learning import healthy
 
 

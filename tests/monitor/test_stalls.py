@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.monitor.observe import Observation
 from lachesis.monitor.stalls import PHASE_TIME_KEYS, find_stall
-from lachesis.runs.run_record import ServiceRecord
+from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lachesis.reporting.last_steps import summarize_last_steps
-from lachesis.runs.held_out import HeldOutPoint
+from lachesis.runs.held_out_results import HeldOutPoint
 
 
 def test_the_newest_held_out_accuracy_counts() -> None:

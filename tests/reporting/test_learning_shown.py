@@ -21,14 +21,14 @@ from lachesis.cli.main import main
 from lachesis.cli.show_run_list import render_runs
 from lachesis.config import run_config as run_config
 from lachesis.monitor import artifact_content
-from lachesis.monitor.judgement import refresh_health
-from lachesis.orchestration import refresh
+from lachesis.monitor.run_health import refresh_health
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import refresh
 from lachesis.reporting.run_summary import summarize_run
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
 
 RUN = "0123abcd"
 REASON = "ValueError: the answer has no number"

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from lachesis.rollout_api.app import BoundedRolloutServer
+from lachesis.rollout_api.routes import BoundedRolloutServer
 
 
 async def test_a_poll_that_times_out_leaves_no_task() -> None:

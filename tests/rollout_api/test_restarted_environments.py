@@ -10,7 +10,7 @@ import pytest
 from atroposlib.api.utils import grab_exact_from_heterogeneous_queue
 
 from lachesis.base.json_text import Json
-from lachesis.rollout_api.app import BoundedRolloutServer
+from lachesis.rollout_api.routes import BoundedRolloutServer
 
 GROUP_SIZE = 8
 BATCH_SIZE = 24

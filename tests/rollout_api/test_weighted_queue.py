@@ -16,12 +16,12 @@ from lachesis.base.errors import (
     UnknownFieldError,
 )
 from lachesis.base.json_text import Json
-from lachesis.catalog import describe
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
+from lachesis.environment_catalog import lookup
+from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.rollout_api.weighted_queue import WeightedQueue
-from lachesis.service import LachesisService, LaunchRequest
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 
@@ -230,7 +230,7 @@ def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> 
 
 def test_further_environments_are_checked_as_the_first_one_is() -> None:
     found = mixture.check_mixture(
-        "embedded", {"reverse_text": {"weight": 2.0}}, describe.SCHEMA_TIMEOUT_S
+        "embedded", {"reverse_text": {"weight": 2.0}}, lookup.SCHEMA_TIMEOUT_S
     )["reverse_text"]
     assert found.pop("weight") == 2.0
     assert found
@@ -241,7 +241,7 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
         ({"arithmetic": {"largest": 0}}, FieldValueError),
     ):
         with pytest.raises(kind):
-            mixture.check_mixture("embedded", values, describe.SCHEMA_TIMEOUT_S)
+            mixture.check_mixture("embedded", values, lookup.SCHEMA_TIMEOUT_S)
 
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
-from lachesis.pages.run_report import write_page
+from lachesis.operations.service import LachesisService
 from lachesis.runs.provenance import (
     MAIN_PACKAGES,
     _list_packages,
@@ -22,7 +22,7 @@ from lachesis.runs.provenance import (
     write_provenance,
 )
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
+from lachesis.web.run_report import write_page
 from tests.records import make_record
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
-from lachesis.base.host_clock import ClockReading, read_boot_id
+from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
-from lachesis.runs.run_record import RunRecord, get_attempt_duration_s
+from lachesis.runs.record import RunRecord, get_attempt_duration_s
 from lachesis.runs.store import RunStore
 
 

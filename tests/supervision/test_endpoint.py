@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lachesis.base.errors import ConfigError
-from lachesis.supervision.endpoint import OPENROUTER_URL, find_endpoint
+from lachesis.supervision.services.inference_test import OPENROUTER_URL, find_endpoint
 
 
 def test_an_endpoint_is_named_with_its_key_in_the_variables_only(

@@ -9,11 +9,11 @@ import pytest
 from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.inference_test_services import make_base_model_plan
-from lachesis.supervision.plan import make_training_plan
+from lachesis.supervision.services.inference_test import make_base_model_plan
+from lachesis.supervision.services.plan import make_training_plan
 from tests.records import make_record
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from lachesis.base.errors import PortInUseError
 from lachesis.base.secrets import build_child_env, find_secret_values, read_passed_variables, redact
-from lachesis.supervision import ports
-from lachesis.supervision.ports import check_port, choose_port, reserve_free_ports
+from lachesis.supervision.services import ports
+from lachesis.supervision.services.ports import check_port, choose_port, reserve_free_ports
 
 
 def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
@@ -127,7 +127,7 @@ def test_a_taken_port_is_named() -> None:
 
 CHOOSE_AND_WAIT = """
 import sys
-from lachesis.supervision.ports import choose_port
+from lachesis.supervision.services.ports import choose_port
 print(choose_port(int(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

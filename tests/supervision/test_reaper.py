@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.supervision.group import ServiceGroup
 from lachesis.supervision.reaper import LogCopier
+from lachesis.supervision.running_services import ServiceGroup
 
 
 def test_a_log_that_cannot_be_begun_anew_is_written_on(

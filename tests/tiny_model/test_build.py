@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.base.errors import ConfigError, StorageError
-from lachesis.catalog import describe
+from lachesis.environment_catalog import lookup
 from lachesis.tiny_model import build, teach
 
 
@@ -139,7 +139,7 @@ def test_several_environments_teach_one_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teach, "NUM_EXAMPLES", 40)
-    taught = [(describe.find_environment(name), {}) for name in ("reverse_text", "countdown")]
+    taught = [(lookup.find_environment(name), {}) for name in ("reverse_text", "countdown")]
     made = teach.ensure_environment_model(*taught, steps=1, home=tmp_path)
     assert made.name.startswith("tiny-reverse_text-countdown-")
     assert teach.ensure_environment_model(*reversed(taught), steps=1, home=tmp_path) != made
@@ -147,4 +147,4 @@ def test_several_environments_teach_one_model(
 
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
-        teach.ensure_environment_model((describe.find_environment("reverse_text"), {}), share=1.5)
+        teach.ensure_environment_model((lookup.find_environment("reverse_text"), {}), share=1.5)

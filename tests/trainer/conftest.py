@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.runs.run_dir import RunDir
-from lachesis.trainer.policy import Policy
+from lachesis.runs.folder import RunDir
+from lachesis.trainer.trained_model import Policy
 from tests.trainer.test_exact_resume import Run
 
 

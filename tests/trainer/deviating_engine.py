@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.engine import app, serving
-from lachesis.engine.dispatcher import RequestDispatcher
-from lachesis.engine.engine import Engine
-from lachesis.engine.futures import Payload
-from lachesis.engine.json_messages import SampleBody
-from lachesis.engine.lora_spec import LoraSpec
-from lachesis.engine.protobuf_messages import (
+from lachesis.engine.embedded_engine import Engine
+from lachesis.tinker_server import program, routes
+from lachesis.tinker_server.futures import Payload
+from lachesis.tinker_server.json_messages import SampleBody
+from lachesis.tinker_server.model_description import LoraSpec
+from lachesis.tinker_server.protobuf_messages import (
     DecodedDatum,
     ForwardBackwardRequest,
     decode_data,
     encode_forward_backward,
 )
+from lachesis.tinker_server.request_queue import RequestDispatcher
 
 DEVIATION_FILE = "deviation"
 
@@ -149,12 +149,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--store", type=Path, required=True)
     args = parser.parse_args()
-    app.RequestDispatcher = DeviatingDispatcher  # type: ignore[misc]
-    with serving.bind_listener("127.0.0.1", args.port) as listener:
+    routes.RequestDispatcher = DeviatingDispatcher  # type: ignore[misc]
+    with program.bind_listener("127.0.0.1", args.port) as listener:
         engine = DeviatingEngine(args.model, args.store, seed=0)
         engine.base_sampler_ids = set()
         token = os.environ["LACHESIS_ENGINE_TOKEN"]
-        serving.serve_engine(engine, token, listener, host="127.0.0.1")
+        program.serve_engine(engine, token, listener, host="127.0.0.1")
 
 
 if __name__ == "__main__":

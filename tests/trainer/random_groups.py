@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from lachesis.trainer.batch import (
-    IGNORE_INDEX,
-    Batch,
-    BatchSettings,
-    Datum,
-)
+from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch, BatchSettings, Datum
 
 EOS = 3
 RECIPE = BatchSettings(max_tokens=1000, eos_id=EOS)

@@ -14,18 +14,18 @@ import pytest
 
 from lachesis.config import run_config as run_config
 from lachesis.config.prices import Prices
-from lachesis.config.schema import LimitsSection
-from lachesis.runs import budgets
+from lachesis.config.run_fields import LimitsSection
+from lachesis.inference_server.token_usage import Usage
+from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
-from lachesis.trainer.batch import BatchSettings, to_batch
-from lachesis.trainer.policy import Policy
-from lachesis.trainer.state import TrainerState
-from lachesis.trainer.step_metrics import StepAccounting
-from lachesis.trainer.training_metrics import compute_rollout_metrics
-from lachesis.trainer.usage import Usage
-from lachesis.trainer.weight_sync_check import WeightSyncCheck
+from lachesis.runs.record import RunRecord
+from lachesis.spending import budgets
+from lachesis.trainer.batch.group_to_datums import BatchSettings, to_batch
+from lachesis.trainer.loss_metrics import compute_rollout_metrics
+from lachesis.trainer.step_accounting import StepAccounting
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
+from lachesis.weight_agreement.at_weight_sync import WeightSyncCheck
 
 
 def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:

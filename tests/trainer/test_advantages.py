@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lachesis.trainer.advantages import (
+from lachesis.trainer.batch.advantages import (
     compute_advantages,
     compute_learning_rate,
     compute_sequence_weights,
 )
-from lachesis.trainer.kl_penalty import compute_kl_penalties
+from lachesis.trainer.batch.kl_penalty import compute_kl_penalties
 
 SCORES = np.array([1.0, 0.0, 0.0, 1.0, 3.0])
 

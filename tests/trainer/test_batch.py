@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.batch import BatchSettings, to_batch
-from lachesis.trainer.doubled_eos import collapse_doubled_eos
-from lachesis.trainer.kl_penalty import add_kl_penalty
+from lachesis.rollout_api.scored_group import collapse_doubled_eos
+from lachesis.trainer.batch.group_to_datums import BatchSettings, to_batch
+from lachesis.trainer.batch.kl_penalty import add_kl_penalty
 
 EOS = 99
 

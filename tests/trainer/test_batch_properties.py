@@ -11,10 +11,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lachesis.base.errors import BatchError
-from lachesis.trainer.advantages import compute_advantages, compute_sequence_weights
-from lachesis.trainer.batch import IGNORE_INDEX, Batch, BatchSettings, to_batch
-from lachesis.trainer.doubled_eos import build_keep_mask
-from lachesis.trainer.kl_penalty import add_kl_penalty, compute_kl_penalties
+from lachesis.rollout_api.scored_group import build_keep_mask
+from lachesis.trainer.batch.advantages import compute_advantages, compute_sequence_weights
+from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch, BatchSettings, to_batch
+from lachesis.trainer.batch.kl_penalty import add_kl_penalty, compute_kl_penalties
 from tests.properties import examples
 from tests.trainer.random_groups import (
     BATCHES,

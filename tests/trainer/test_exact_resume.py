@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
-from lachesis.runs.checkpoints import Checkpoints
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.group import ServiceGroup
-from lachesis.supervision.health import wait_until_healthy
-from lachesis.supervision.plan import make_training_plan
-from lachesis.supervision.service_clients import fetch_trainer_health
+from lachesis.supervision.readiness import fetch_trainer_health, wait_until_healthy
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.plan import make_training_plan
 from tests.patience import deadline
 
 pytestmark = pytest.mark.timeout(600)

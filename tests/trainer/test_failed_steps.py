@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_dir import RunDir
 from lachesis.trainer import loop
-from lachesis.trainer.checkpoint_manager import CheckpointManager
-from lachesis.trainer.policy import Policy
+from lachesis.trainer.checkpoint_saving import CheckpointManager
 from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
-from lachesis.trainer.state import TrainerState
 from lachesis.trainer.trackers import Trackers
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
 from tests.conftest import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2

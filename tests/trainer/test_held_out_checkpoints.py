@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest, find_best
-from lachesis.runs.held_out import HeldOutPoint
-from lachesis.trainer.checkpoint_manager import CheckpointManager
-from lachesis.trainer.evaluations import EvaluationScheduler
+from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult, Manifest, find_best
+from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.trainer.checkpoint_saving import CheckpointManager
+from lachesis.trainer.evaluation_schedule import EvaluationScheduler
 
 
 class Policy:

@@ -15,18 +15,18 @@ import pytest
 from transformers import AutoTokenizer
 
 from lachesis.base.errors import BatchError
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
-from lachesis.runs.checkpoints import Checkpoints
+from lachesis.rollouts.search import RolloutQuery, find_rollouts
+from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.rollouts import RolloutQuery, find_rollouts
-from lachesis.runs.run_dir import RunDir
-from lachesis.trainer import evaluations, loop, policy, rollout_client
-from lachesis.trainer.checkpoint_manager import CheckpointManager
+from lachesis.trainer import evaluation_schedule, loop, rollout_client, trained_model
+from lachesis.trainer.checkpoint_saving import CheckpointManager
 from lachesis.trainer.loop import Trainer
-from lachesis.trainer.policy import Policy
 from lachesis.trainer.rollout_client import RolloutClient
-from lachesis.trainer.state import TrainerState
 from lachesis.trainer.trackers import Trackers
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
 
 Make = Callable[..., Any]
 
@@ -159,7 +159,7 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
     work = {
         rollout_client: ["read_batch_json"],
         loop: ["to_batch", "compute_rollout_metrics"],
-        policy: ["to_data", "to_prompts"],
+        trained_model: ["to_data", "to_prompts"],
     }
     for module, names in work.items():
         for name in names:
@@ -189,10 +189,10 @@ async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_c
     trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor would take a long one for a server that does not save."""
-    monkeypatch.setattr(evaluations, "BEGIN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(evaluation_schedule, "BEGIN_TIMEOUT_S", -1.0)
     trained = await trainer()
 
-    class Watched(evaluations.EvaluationScheduler):
+    class Watched(evaluation_schedule.EvaluationScheduler):
         async def wait_for_last_round(self, stop: asyncio.Event) -> None:
             assert self.step_under_way == 1
             self.waiting_for = trained.state.waiting_for

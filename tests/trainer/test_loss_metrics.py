@@ -10,8 +10,8 @@ import pytest
 
 from lachesis.config import run_config as run_config
 from lachesis.engine import losses
-from lachesis.trainer.batch import Batch, Datum
-from lachesis.trainer.training_metrics import RATIO_BOUNDS, compute_loss_metrics
+from lachesis.trainer.batch.group_to_datums import Batch, Datum
+from lachesis.trainer.loss_metrics import RATIO_BOUNDS, compute_loss_metrics
 
 RATIOS = [[0.5, 0.9, 1.1, 2.0], [5.0, 5.0]]
 """Of the trained tokens of two rollouts."""

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.base.errors import CheckpointError
-from lachesis.runs import export, parity
+from lachesis.checkpoints import export_weights
+from lachesis.weight_agreement.parity import check_adapter
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -70,7 +71,7 @@ def test_the_examples_were_learned_first(run: Run) -> None:
 
 
 def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
-    note = export.export(run.record, run.folder, tmp_path / "out", merged=True)
+    note = export_weights.export(run.record, run.folder, tmp_path / "out", merged=True)
     assert note["verified"] is True
     for entry in (note["parity"], note["parity_merged"]):
         assert entry["largest"] < 1e-3
@@ -90,8 +91,8 @@ def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_pa
 
 
 def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
-    local = export.find_adapter_folder(
-        run.folder, export.Checkpoints(run.folder.checkpoints).find_resumable()
+    local = export_weights.find_adapter_folder(
+        run.folder, export_weights.Checkpoints(run.folder.checkpoints).find_resumable()
     )  # type: ignore[arg-type]
     assert local is not None
     copy = tmp_path / "adapter"
@@ -101,13 +102,13 @@ def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None
         {key: 1.5 * value for key, value in tensors.items()}, copy / "adapter_model.safetensors"
     )
     (copy / "adapter_config.json").write_text((local / "adapter_config.json").read_text())
-    manifest = export.Checkpoints(run.folder.checkpoints).find_resumable()
+    manifest = export_weights.Checkpoints(run.folder.checkpoints).find_resumable()
     assert manifest is not None
     texts = [(probe.tokens, probe.logprobs) for probe in manifest.probes]
-    difference, _, _ = parity.check_adapter(run.record.base_model, copy, texts, None)
+    difference, _, _ = check_adapter(run.record.base_model, copy, texts, None)
     assert not difference.verified
     assert difference.largest > 1e-3
     with pytest.raises(CheckpointError, match="has no text to compare with"):
-        parity.check_adapter(run.record.base_model, copy, [], None)
+        check_adapter(run.record.base_model, copy, [], None)
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        parity.check_adapter(run.record.base_model, tmp_path, texts, None)
+        check_adapter(run.record.base_model, tmp_path, texts, None)

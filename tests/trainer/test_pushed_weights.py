@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lachesis.base.json_text import Json
-from lachesis.runs.run_dir import RunDir
+from lachesis.runs.folder import RunDir
 from tests.model_hub import TOKEN, ModelHub, Repository, serve_hub
 from tests.trainer.test_exact_resume import Run
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.trainer.batch import BatchSettings, to_batch
-from lachesis.trainer.policy import Policy
-from lachesis.trainer.recompute_logprobs import RecomputedLogprobs, fill_missing_logprobs
+from lachesis.trainer.batch.group_to_datums import BatchSettings, to_batch
+from lachesis.trainer.batch.missing_logprobs import RecomputedLogprobs, fill_missing_logprobs
+from lachesis.trainer.trained_model import Policy
 
 RECIPE = BatchSettings(max_tokens=8, eos_id=None)
 

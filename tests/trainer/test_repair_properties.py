@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from lachesis.rollout_api.scored_group import find_sampled_spans
-from lachesis.trainer.advantages import (
-    compute_learning_rate,
+from lachesis.rollout_api.scored_group import (
+    build_keep_mask,
+    collapse_doubled_eos,
+    find_sampled_spans,
 )
-from lachesis.trainer.doubled_eos import build_keep_mask, collapse_doubled_eos
+from lachesis.trainer.batch.advantages import compute_learning_rate
 from tests.properties import examples
 from tests.trainer.random_groups import EOS, rollouts
 

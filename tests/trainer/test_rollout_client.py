@@ -17,7 +17,7 @@ import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.config import run_config as run_config
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 from tests.patience import deadline

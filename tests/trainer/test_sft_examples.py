@@ -11,8 +11,8 @@ import pytest
 from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.tiny_model import build
-from lachesis.trainer.policy import Policy
 from lachesis.trainer.sft_examples import iterate_batches, read_examples
+from lachesis.trainer.trained_model import Policy
 
 
 def written(folder: Path, *lines: Any) -> Path:

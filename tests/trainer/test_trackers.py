@@ -12,10 +12,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lachesis.base.errors import FieldValueError, MissingDependencyError
-from lachesis.config.edits import ConfigFields
+from lachesis.config.field_edits import ConfigFields
 from lachesis.config.run_config import resolve_run_config
-from lachesis.orchestration import launch_inputs
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.launch import choose_model
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer import trackers
 from lachesis.trainer.trackers import (
     TensorBoardTracker,
@@ -118,10 +118,10 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_start(
 ) -> None:
     fields = {"tinker": {"trackers": ["tensorboard"]}}
     config = resolve_run_config("sums", "embedded", fields, model="m")
-    launch_inputs.require_trackers(config)
-    monkeypatch.setitem(launch_inputs.TRACKER_MODULES, "tensorboard", "no_such_module")
+    choose_model.require_trackers(config)
+    monkeypatch.setitem(choose_model.TRACKER_MODULES, "tensorboard", "no_such_module")
     with pytest.raises(MissingDependencyError, match=r"lachesis-rl\[trackers\]"):
-        launch_inputs.require_trackers(config)
+        choose_model.require_trackers(config)
 
 
 def test_wandb_that_is_away_is_kept_offline(

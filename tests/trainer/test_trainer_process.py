@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.supervision.ports import reserve_free_ports
+from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.__main__ import parse_args, read_config
 
 

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lachesis.base.errors import CheckpointError, RunStateError
+from lachesis.checkpoints import export_weights
+from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult, Manifest
 from lachesis.cli import console, show_runs
 from lachesis.cli.main import main
-from lachesis.runs import export, verify_weights
-from lachesis.runs.checkpoints import Checkpoints, HeldOutResult, Manifest
-from lachesis.runs.run_dir import RunDir
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
+from lachesis.weight_agreement import at_export
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,7 +46,7 @@ def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
 
 
 def adapter(folder: RunDir, manifest: Manifest) -> Path:
-    place = export.find_adapter_folder(folder, manifest)
+    place = export_weights.find_adapter_folder(folder, manifest)
     assert place is not None
     return place
 
@@ -74,20 +75,20 @@ def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_
             step,
             held_out=HeldOutResult(percent_correct=percent_correct, items=50, step=step),
         )
-    last = export.export(trained.record, folder, tmp_path / "last", verify=False)
+    last = export_weights.export(trained.record, folder, tmp_path / "last", verify=False)
     assert last["step"] == STEPS
     assert last["better"] == {
         "step": 4,
         "reason": "held-out accuracy 0.600 on 50 items instead of no held-out result",
     }
-    best = export.export(trained.record, folder, tmp_path / "best", checkpoint="best")
+    best = export_weights.export(trained.record, folder, tmp_path / "best", checkpoint="best")
     assert (best["step"], best["verified"]) == (4, True)
     assert best["held_out"] == {"percent_correct": 0.6, "items": 50, "step": 4}
     assert "better" not in best
     assert (
-        export.export(trained.record, folder, tmp_path / "two", checkpoint="2", verify=False)[
-            "step"
-        ]
+        export_weights.export(
+            trained.record, folder, tmp_path / "two", checkpoint="2", verify=False
+        )["step"]
         == 2
     )
     files = [
@@ -98,14 +99,14 @@ def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_
     with pytest.raises(
         RunStateError, match="no complete checkpoint '3'; allowed: best, last, 2, 4, 6"
     ):
-        export.export(trained.record, folder, tmp_path / "three", checkpoint="3")
+        export_weights.export(trained.record, folder, tmp_path / "three", checkpoint="3")
     assert not (tmp_path / "three").exists()
 
 
 def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: RunDir) -> None:
     for step, reward in ((2, 0.9), (4, 0.5), (6, 0.25)):
         rewrite(folder, step, reward=reward)
-    found = export.find_weights(folder)
+    found = export_weights.find_weights(folder)
     assert found.step == STEPS
     assert found.best is not None
     assert (found.best.step, found.best.reason) == (
@@ -114,7 +115,7 @@ def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: R
     )
     assert found.best.adapter == str(adapter(folder, Checkpoints(folder.checkpoints).select("2")))
     rewrite(folder, 6, reward=0.95)
-    assert export.find_weights(folder).best is None
+    assert export_weights.find_weights(folder).best is None
 
 
 def test_the_command_takes_a_checkpoint(
@@ -169,11 +170,14 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
         target.mkdir()
     record = damage(trained.record, folder)
     with pytest.raises(CheckpointError, match=message):
-        export.export(record, folder, target, merged=True)
+        export_weights.export(record, folder, target, merged=True)
     assert list(place.rglob("*")) == [target] * exists
-    note = export.export(record, folder, target, verify=False)
+    note = export_weights.export(record, folder, target, verify=False)
     assert json.loads((target / "lachesis.json").read_text())["sha256"] == note["sha256"]
-    assert {one.name for one in target.iterdir()} == {*export.ADAPTER_FILES, "lachesis.json"}
+    assert {one.name for one in target.iterdir()} == {
+        *export_weights.ADAPTER_FILES,
+        "lachesis.json",
+    }
     assert list(place.iterdir()) == [target]
 
 
@@ -183,7 +187,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
     """The largest difference of a token is far above what float32 may have."""
     add_noise(folder, STEPS)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
-    note = export.export(cloud, folder, tmp_path / "cloud", merged=True)
+    note = export_weights.export(cloud, folder, tmp_path / "cloud", merged=True)
     for parity in (note["parity"], note["parity_merged"]):
         assert parity["largest"] > 1e-2
         assert 5e-3 < parity["mean"] < 2e-2
@@ -197,7 +201,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
         CheckpointError,
         match=r"differs from the trained weights: .* by \S+ at most \(allowed: 0\.001\)",
     ):
-        export.export(trained.record, folder, tmp_path / "embedded")
+        export_weights.export(trained.record, folder, tmp_path / "embedded")
 
 
 def test_an_empty_adapter_is_not_verified_where_training_changed_little(
@@ -221,7 +225,7 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     empty = {key: 0 * value if "lora_B" in key else value for key, value in tensors.items()}
     replace_adapter(folder, STEPS, empty)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
-    note = export.export(cloud, folder, tmp_path / "out", merged=True)
+    note = export_weights.export(cloud, folder, tmp_path / "out", merged=True)
     assert json.loads((tmp_path / "out" / "lachesis.json").read_text())["verified"] is None
     assert note["verified"] is None
     assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
@@ -248,7 +252,7 @@ def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
     with pytest.raises(
         CheckpointError, match=r"differs from the trained weights: .* on average \(allowed: 0\.05\)"
     ):
-        export.export(cloud, folder, tmp_path / "out")
+        export_weights.export(cloud, folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -260,8 +264,8 @@ def test_a_measured_difference_only_raises_the_limit_of_this_machine(
     """Two halves of a server that round alike agree, and yet differ from float32."""
     cloud = trained.record.model_copy(update={"profile": "tinker"})
     folder.metrics.write_text(json.dumps({"step": 1, "weights/sampler_gap": gap}) + "\n")
-    measured = verify_weights.measure_tolerance(cloud, folder)
-    chosen = verify_weights.choose_tolerance(cloud, folder)
+    measured = at_export.measure_tolerance(cloud, folder)
+    chosen = at_export.choose_tolerance(cloud, folder)
     assert (measured.limit, chosen.limit) == pytest.approx((by_server, here))
     assert {measured.measure, chosen.measure} == {"mean"}
-    assert verify_weights.choose_tolerance(trained.record, folder).measure == "largest"
+    assert at_export.choose_tolerance(trained.record, folder).measure == "largest"

@@ -6,8 +6,8 @@ import argparse
 import os
 from collections.abc import Callable
 
-from lachesis.base.env_flags import is_env_flag_set
-from lachesis.base.number_types import NUM_STEPS, SEED
+from lachesis.base.argparse_types import NUM_STEPS, SEED
+from lachesis.config.installation_settings import is_env_flag_set
 
 DEFAULT_PROFILE = os.environ.get("LACHESIS_PROFILE", "embedded")
 ENVIRONMENT_HELP = "a name from `lachesis envs`, a file, or a launch file RUN.yaml"

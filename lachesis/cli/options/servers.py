@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lachesis.base.number_types import PORT
+from lachesis.base.argparse_types import PORT
 from lachesis.cli.options.common import AddCommand
 
 

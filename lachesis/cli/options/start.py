@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lachesis.base.number_types import (
+from lachesis.base.argparse_types import (
     GROUP_SIZE,
     LORA_RANK,
     NUM_GROUPS,

@@ -10,18 +10,18 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.timestamps import now_iso
-from lachesis.catalog import describe
 from lachesis.cli.main import build_parser
 from lachesis.cli.options.common import DEFAULT_PROFILE
 from lachesis.config import run_config as run_config
-from lachesis.config.edits import parse_assignment
-from lachesis.monitor.judgement import judge_observation
-from lachesis.monitor.monitor_memory import MonitorMemory
+from lachesis.config.field_edits import parse_assignment
+from lachesis.environment_catalog import lookup
 from lachesis.monitor.observe import observe_files
+from lachesis.monitor.run_health import judge_observation
+from lachesis.monitor.tick_memory import MonitorMemory
+from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import RunRecord
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService, LaunchRequest
 from lachesis.tiny_model import build
 
 RUN = "0123abcd"
@@ -144,7 +144,7 @@ def require_works(command: str, service: LachesisService) -> None:
         WORKED.add(command)
     elif args.command == "test":
         launch = LaunchRequest(
-            describe.register_environment(args.environment),
+            lookup.register_environment(args.environment),
             args.profile,
             model=(args.model or [None])[0],
         )
@@ -154,7 +154,7 @@ def require_works(command: str, service: LachesisService) -> None:
         edits = tuple(parse_assignment(text) for text in args.edits)
         service.preview(
             LaunchRequest(
-                describe.register_environment(args.environment),
+                lookup.register_environment(args.environment),
                 args.profile,
                 edits,
                 args.model,
@@ -162,7 +162,7 @@ def require_works(command: str, service: LachesisService) -> None:
             )
         )
     elif args.command == "model":
-        assert [describe.find_environment(name) for name in args.environments]
+        assert [lookup.find_environment(name) for name in args.environments]
     else:
         assert (args.command, args.action) == ("env", "check")
-        assert describe.find_environment(describe.register_environment(args.environment))
+        assert lookup.find_environment(lookup.register_environment(args.environment))

@@ -15,12 +15,12 @@ import pytest
 
 from lachesis.base.errors import RunStateError
 from lachesis.base.timestamps import now_iso
+from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.cli.main import build_parser
 from lachesis.cli.parser import UsageError
 from lachesis.config import run_config as run_config
-from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.operations.service import LachesisService
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
 from tests.monitor.advice.runs import (
     COMMAND,
     FAULTS,

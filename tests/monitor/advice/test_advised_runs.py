@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import shlex
 
-from lachesis.monitor.judgement import judge_observation
-from lachesis.monitor.monitor_memory import MonitorMemory
+from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.monitor.observe import observe_files
-from lachesis.runs.checkpoints import Checkpoints, Manifest
+from lachesis.monitor.run_health import judge_observation
+from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.runs.store import RunStore
 from tests.monitor.advice.runs import (
     COMMAND,

@@ -11,8 +11,8 @@ import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
-from lachesis.orchestration import submit
-from lachesis.runs.run_record import RunRecord
+from lachesis.prefect_client import submit
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.monitor.tick.runs import STARTED, Asked, Make
 

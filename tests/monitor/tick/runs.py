@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from lachesis.config import run_config as run_config
-from lachesis.orchestration import submit
-from lachesis.runs.run_record import RunRecord, ServiceRecord
+from lachesis.prefect_client import submit
+from lachesis.runs.record import RunRecord, ServiceRecord
 from lachesis.runs.store import RunStore
 from tests.patience import deadline
 

@@ -13,10 +13,10 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
-from lachesis.orchestration import submit
-from lachesis.runs.leftovers import MARK_VARIABLE, build_mark
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import submit
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
+from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from tests.monitor.tick.runs import Make, frozen, start, without_a_server
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
-from lachesis.monitor.monitor_memory import load_memory
 from lachesis.monitor.tick import Monitor
+from lachesis.monitor.tick_memory import load_memory
+from lachesis.operations.service import LachesisService
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
-from lachesis.service import LachesisService
-from lachesis.trainer.advantages import compute_learning_rate
+from lachesis.trainer.batch.advantages import compute_learning_rate
 from tests.monitor.tick.runs import Asked, Make
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from lachesis.base.host_clock import read_boot_id
 from lachesis.config import run_config as run_config
 from lachesis.monitor import tick
-from lachesis.monitor.monitor_memory import load_memory
 from lachesis.monitor.tick import Monitor
+from lachesis.monitor.tick_memory import load_memory
+from lachesis.runs.host_clock import read_boot_id
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.run_record import ServiceRecord
+from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
 from tests.monitor.tick.runs import Asked, Make, frozen
 

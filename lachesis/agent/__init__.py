@@ -1,1 +1,0 @@
-"""Offer the `rl_*` tools to agents over MCP, HTTP and Hermes."""

@@ -1,0 +1,1 @@
+"""Offer the `rl_*` tools to agents by MCP, HTTP and Hermes."""

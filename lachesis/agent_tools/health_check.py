@@ -1,0 +1,108 @@
+"""Report what a run needs and lacks here, and whether the tools can be offered."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from lachesis import __version__
+from lachesis.agent_tools import views
+from lachesis.agent_tools.background_server import can_start_server
+from lachesis.agent_tools.draft import AgentSession, get_default_profile
+from lachesis.agent_tools.schemas import ServiceHealth
+from lachesis.agent_tools.session import SessionState
+from lachesis.base import paths
+from lachesis.base.api_keys import describe_places, read_key
+from lachesis.base.errors import ConfigError, LachesisError
+from lachesis.config.profiles import PROFILES, list_missing_keys, load_profile_values
+from lachesis.prefect_client import background_serve
+from lachesis.prefect_client.serve_info import find_api_url
+
+
+def check_health(session: AgentSession) -> ServiceHealth:
+    """Return whether the parts that a run needs are available; a missing part is reported, not
+    raised.
+    """
+    server_problem = background_serve.find_server_problem(session.service.store.home)
+    problems, note = [], None
+    if server_problem and can_start_server():
+        note = (
+            "no Prefect server runs here; the first tool that needs one starts it, which takes "
+            "about 20 s"
+        )
+    elif server_problem:
+        problems.append(server_problem)
+    state = SessionState()
+    try:
+        state = session.session_file.read()
+    except LachesisError as error:
+        problems.append(str(error))
+    profile = state.draft.profile if state.draft else get_default_profile()
+    missing: list[str] = []
+    try:
+        load_profile_values(profile)
+        missing = list_missing_keys(profile, background_serve.read_key_names())
+    except ConfigError as error:
+        problems.append(str(error))
+    scan = session.service.list_environments()
+    problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
+    problems += [
+        f"profile {profile} needs {key} in the environment of `lachesis serve`, in "
+        f"{describe_places()}"
+        for key in missing
+    ]
+    return ServiceHealth(
+        status="degraded" if problems else "ok",
+        version=__version__,
+        problems=problems,
+        prefect_url=find_api_url(),
+        profile=profile,
+        missing_keys=missing,
+        environments_discovered=len(scan.environments),
+        current_environment=state.draft.environment if state.draft else None,
+        active_runs=[
+            record.run_id for record in session.service.store.all() if not record.has_ended
+        ],
+        max_runs=background_serve.get_max_runs(),
+        session=session.session_file.name,
+        home=str(paths.home()),
+        **views.drop_empty(note=note),
+    )
+
+
+MIN_PYTHON = (3, 11)
+
+
+def check_rl_python_version() -> bool:
+    """Return whether this Python is new enough."""
+    return sys.version_info >= MIN_PYTHON
+
+
+def get_missing_keys() -> list[str]:
+    """Return the names of the keys that the profile of $LACHESIS_PROFILE needs and that are not
+    set.
+    """
+    profile = get_default_profile()
+    if profile not in PROFILES:
+        return []
+    return [
+        key
+        for key in list_missing_keys(profile, background_serve.read_key_names())
+        if not read_key(key)
+    ]
+
+
+def check_rl_api_keys() -> bool:
+    """Return whether the tools can be offered: Python is new enough and the profile's keys are
+    set.
+    """
+    return check_rl_python_version() and not get_missing_keys()
+
+
+def find_skill() -> Path | None:
+    """Return the file of the skill that teaches an agent these tools, if the project is here."""
+    with contextlib.suppress(LachesisError):
+        file = paths.project_dir() / "skills" / "rl-training" / "SKILL.md"
+        return file if file.is_file() else None
+    return None

@@ -1,0 +1,122 @@
+"""Run the inference test of an agent's draft, waiting for its result as long as a call may take."""
+
+from __future__ import annotations
+
+import time
+
+from pydantic import ValidationError
+
+from lachesis.agent_tools import views
+from lachesis.agent_tools.draft import (
+    MAX_TEST_WAIT_S,
+    PROGRESS_INTERVAL_S,
+    AgentSession,
+    ReportProgress,
+    make_launch_request,
+)
+from lachesis.agent_tools.schemas import TestReport
+from lachesis.agent_tools.session import RequestedTest
+from lachesis.base.errors import StorageError, UnknownTestError
+from lachesis.inference_tests.store import InferenceTest, TestOptions
+
+
+def run_inference_test(
+    session: AgentSession,
+    options: TestOptions,
+    report_progress: ReportProgress,
+    deadline: float | None = None,
+) -> TestReport:
+    """Test the draft's environment, and return a report when it has ended or the time is over.
+
+    The same call again continues to wait for the same test. `deadline` is as in `wait_for_test`.
+    """
+    with session.session_file.change() as state:
+        draft = session.require_draft(state)
+        request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}
+        if (
+            state.test is None
+            or state.test.request != request
+            or _has_test_ended(session, state.test.test_id)
+        ):
+            state.test = RequestedTest(
+                request=request,
+                test_id=session.service.start_test(make_launch_request(draft), options).test_id,
+            )
+        test_id = state.test.test_id
+    return wait_for_test(session, test_id, report_progress, deadline)
+
+
+def _has_test_ended(session: AgentSession, test_id: str) -> bool:
+    try:
+        return session.service.get_test(test_id).has_ended
+    except UnknownTestError:
+        return True
+
+
+def wait_for_test(
+    session: AgentSession,
+    test_id: str,
+    report_progress: ReportProgress,
+    deadline: float | None = None,
+) -> TestReport:
+    """Return the result of a test, after waiting for it.
+
+    Args:
+        session: The session that asks.
+        test_id: The test.
+        report_progress: Called about once a second while waiting.
+        deadline: Monotonic time until which to wait; by default `MAX_TEST_WAIT_S` seconds from now.
+    """
+    started_at, reported_s = time.monotonic(), 0.0
+    deadline = deadline or started_at + MAX_TEST_WAIT_S
+    session.service.get_test(test_id)  # a test whose process died is reported at once
+    while (
+        not (test := session.service.tests.load_and_fail_if_dead(test_id)).has_ended
+        and (now := time.monotonic()) < deadline
+    ):
+        if now - started_at - reported_s > PROGRESS_INTERVAL_S:
+            reported_s, (done, total) = now - started_at, _count_groups(session, test)
+            report_progress(
+                round(reported_s, 1),
+                round(deadline - started_at, 1),
+                f"{test.status}: {done} of {total} groups",
+            )
+        time.sleep(0.25)
+    return _build_test_report(session, session.service.get_test(test_id))
+
+
+def _count_groups(session: AgentSession, test: InferenceTest) -> tuple[int, int]:
+    return session.service.tests.count_finished_groups(test), test.request.num_steps * len(
+        test.request.models
+    )
+
+
+def _build_test_report(session: AgentSession, test: InferenceTest) -> TestReport:
+    try:
+        return _format_test_report(session, test)
+    except (ValidationError, AttributeError, TypeError, KeyError) as error:
+        file = session.service.tests.dir(test.test_id) / "test.json"
+        raise StorageError(f"{file} is damaged ({type(error).__name__}); test again") from error
+
+
+def _format_test_report(session: AgentSession, test: InferenceTest) -> TestReport:
+    done, total = _count_groups(session, test)
+    repeat_call = f'rl_test_inference(test_id="{test.test_id}")'
+    if test.has_ended:
+        message = None
+    else:
+        message = f"the test is still running; {repeat_call} waits for it and returns its result"
+    environment_fields = {
+        "environment": test.request.environment,
+        "environment_file": test.request.environment_file,
+    }
+    return TestReport(
+        test_id=test.test_id,
+        status=test.status,
+        groups_done=done,
+        groups_total=total,
+        stages=test.stages,
+        next_steps=views.list_steps_after_test(test) if test.has_ended else [repeat_call],
+        **{**(test.result or {}), **environment_fields},
+        **views.drop_empty(message=message, error=test.error),
+    )

@@ -1,0 +1,28 @@
+"""Say which values can be a reward, and name the type of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Sums and squares of larger numbers soon become infinite.
+MAX_ABS_SCORE = 1e30
+
+
+def is_score(value: Any) -> bool:
+    """Return whether a value can be a reward: a finite number below `MAX_ABS_SCORE` in absolute
+    value.
+
+    Numbers of Python, numpy and torch are accepted.
+    """
+    if isinstance(value, str | bytes) or value is None:
+        return False
+    try:
+        return abs(float(value)) < MAX_ABS_SCORE
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+# An array of any shape and element type; docstrings and suffixes of names give both.
+Array = np.ndarray[Any, Any]

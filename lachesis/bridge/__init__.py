@@ -1,1 +1,0 @@
-"""Let today's Tinker SDK use an engine of others that speaks an older or a different protocol."""

@@ -1,0 +1,1 @@
+"""Load the frozen model, put adapters on it, and plan its memory."""

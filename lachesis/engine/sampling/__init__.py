@@ -1,0 +1,1 @@
+"""Extend all sequences of all requests together."""

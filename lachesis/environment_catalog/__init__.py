@@ -1,0 +1,1 @@
+"""Find environments and read what they are, without running them here."""

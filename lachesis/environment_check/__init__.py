@@ -1,0 +1,1 @@
+"""Check an environment without training."""

@@ -1,0 +1,1 @@
+"""Give authors what they write environments with; they import it from `lachesis.environment`."""

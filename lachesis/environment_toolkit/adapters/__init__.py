@@ -1,0 +1,1 @@
+"""Adapt environments of other libraries."""

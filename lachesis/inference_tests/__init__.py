@@ -1,0 +1,1 @@
+"""Test whether a model can learn from an environment, and forecast a run."""

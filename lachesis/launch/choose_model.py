@@ -1,0 +1,256 @@
+"""Find what a launch needs on this machine: its base model, and examples for supervised
+fine-tuning.
+
+On the embedded profile the default is a tiny model that was taught the format of the environment's
+answers: for `arithmetic` the one that knows sums, for another environment the newest that `lachesis
+model build --for ENVIRONMENT` has made.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.errors import (
+    FieldValueError,
+    MissingDependencyError,
+    ModelNotFoundError,
+    shorten,
+)
+from lachesis.checkpoints.start_from_checkpoint import ForkSource
+from lachesis.config.field_edits import ConfigFields
+from lachesis.config.owner_policy import load_policy
+from lachesis.config.profiles import PROFILES, list_missing_modules
+from lachesis.config.run_config import RunConfig
+from lachesis.environment_catalog.lookup import EnvironmentSchema, get_name_or_file
+from lachesis.inference_tests.store import EMBEDDED, TINKER
+from lachesis.models.find_model import require_model
+from lachesis.tiny_model import build as tiny_model_build
+
+# The module that each experiment tracker needs.
+TRACKER_MODULES = {"wandb": "wandb", "tensorboard": "tensorboardX", "trackio": "trackio"}
+# The name by which users select the tiny model that knows sums.
+TINY_MODEL = "tiny"
+TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """Describe what a user wants to train or to test."""
+
+    environment: str
+    profile: str = "embedded"
+    edits: tuple[tuple[str, Any], ...] = ()
+    model: str | None = None
+    seed: int | None = None
+    require_validation: bool = False
+    """Whether a free launch too needs a recent test that found the environment learnable."""
+    without_validation: bool = False
+    """Whether a paid launch may begin without such a test."""
+    confirmed: bool = False
+    """Whether the user of a paid launch has agreed to what it costs."""
+    start_from: str | None = None
+    """RUN or RUN@STEP, the checkpoint that the run starts from; see
+    `lachesis.checkpoints.start_from_checkpoint`.
+    """
+    by_owner: bool = False
+    """Whether the owner of this installation launches, who may set fields that are locked for
+    agents.
+    """
+    name: str | None = None
+    """A name for the run, which lists and its page in Prefect show; by default none."""
+    note: str | None = None
+    """A remark of its user about the run."""
+    tags: tuple[str, ...] = ()
+    """Words by which its user finds the run again."""
+
+    @property
+    def needs_validation(self) -> bool:
+        """Return whether the launch is refused without a recent test that found the environment
+        learnable.
+        """
+        if not PROFILES[self.profile].is_paid:
+            return self.require_validation
+        if self.by_owner:
+            return not self.without_validation
+        return load_policy().require_validation
+
+    def fields(self, schema: EnvironmentSchema) -> ConfigFields:
+        """Return the environment's fields as this user may edit them."""
+        return ConfigFields(self.profile, schema, is_owner=self.by_owner)
+
+
+def find_base_model(
+    launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path
+) -> str | None:
+    """Return the base model of a launch, or None for the profile's own.
+
+    Args:
+        launch: What the user wants.
+        others: The names of the further environments.
+        origin: The checkpoint that it starts from, whose base model is the default.
+        home: The home folder, where models are kept.
+    """
+    if launch.model is not None:
+        return resolve_model(launch.model, home)
+    if origin:
+        return origin.config.openai.model_name
+    if launch.profile != "embedded":
+        return None
+    return str(
+        find_taught_model([launch.environment, *others], home) or get_default_tiny_model_path(home)
+    )
+
+
+def resolve_model(name: str, home: Path) -> str:
+    """Return the folder or the name on the Hub of a model that a user named.
+
+    The prefix `embedded:` is removed, because the engine of this machine serves the model in any
+    case.
+
+    Raises:
+        ModelNotFoundError: The folder is not a model.
+    """
+    name = name.removeprefix(EMBEDDED)
+    if name == TINY_MODEL:
+        return str(get_default_tiny_model_path(home))
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFoundError(f"{shorten(name)} is not a folder: {error}") from error
+    if folder == get_default_tiny_model_path(home):
+        return name  # It is built when it is first needed.
+    if not folder.exists() and not name.startswith(("/", ".", "~")):
+        return name
+    if not (folder / "config.json").is_file():
+        problem = f"{shorten(str(folder))} is not a model (it has no config.json)"
+        raise ModelNotFoundError(f"{problem}; `lachesis model build` makes a tiny one")
+    return str(folder.resolve())
+
+
+def get_default_tiny_model_path(home: Path) -> Path:
+    """Return the folder of the tiny model that knows sums, which may still have to be built."""
+    return tiny_model_build.get_tiny_model_path(tiny_model_build.TinyModelRecipe(), home)
+
+
+def find_taught_model(environments: Sequence[str], home: Path) -> Path | None:
+    """Return the newest model that was taught on exactly these environments, or None.
+
+    For `arithmetic` it is always None, because the model that knows sums is the default.
+    """
+    if suits_tiny_model(environments):
+        return None
+    digits = "[0-9a-f]" * tiny_model_build.DIGEST_DIGITS
+    folders = [
+        folder
+        for folder in paths.models_dir(home).glob(f"tiny-*-{digits}")
+        if is_taught_on(folder, environments) and (folder / "config.json").is_file()
+    ]
+    return max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def is_taught_on(model: Path, environments: Sequence[str]) -> bool:
+    """Return whether a model's folder says that it was taught on exactly these environments."""
+    return model.name[: -tiny_model_build.DIGEST_DIGITS] == f"tiny-{'-'.join(environments)}-"
+
+
+def suits_tiny_model(environments: Sequence[str]) -> bool:
+    """Return whether the tiny model that knows sums has nothing more to be taught."""
+    return set(environments) <= TINY_MODEL_ENVIRONMENTS
+
+
+def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> str | None:
+    """Return why this launch's model should not be trained, or None.
+
+    The default model would stay at reward 0 unless it was taught the format of the answers.
+    """
+    environments = list(config.build_environment_configs())
+    if launch.profile != "embedded" or launch.model or launch.start_from:
+        return None
+    if suits_tiny_model(environments) or find_taught_model(environments, home):
+        return None
+    words = [get_name_or_file(name) for name in environments]
+    options = [part for word in words for part in ("--for", word)]
+    build_command = shlex.join(["lachesis", "model", "build", *options])
+    return (
+        "no model is named, and the tiny model knows sums only: it would stay at reward 0 on "
+        f"{' and '.join(environments)}. `{build_command}` teaches a tiny model, which is then the "
+        "default; --model FOLDER_OR_NAME (`model` of rl_select_environment) selects any other one, "
+        f"and --model {TINY_MODEL} the model of sums anyway"
+    )
+
+
+def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
+    """Say which taught model is used by default; None for the model of sums and for a named
+    model.
+    """
+    folder = Path(model)
+    if (
+        launch.profile != "embedded"
+        or launch.model
+        or launch.start_from
+        or folder.name.count("-") < 2
+    ):
+        return None
+    taught_on = folder.name[5 : -tiny_model_build.DIGEST_DIGITS - 1]
+    return f"no model is named, so the one taught on {taught_on} is used: {model}"
+
+
+def require_loadable_model(model: str, home: Path, *, profile: str = "embedded") -> None:
+    """Raise ModelNotFoundError for a model that cannot be loaded here; the tiny one is built when
+    needed.
+
+    If training happens elsewhere, only the tokenizer is loaded here.
+    """
+    if Path(model) != get_default_tiny_model_path(home):
+        require_model(model, needs_weights=profile == "embedded")
+
+
+def require_trackers(config: RunConfig) -> None:
+    """Raise MissingDependencyError for an experiment tracker whose package is not installed."""
+    modules = {name: TRACKER_MODULES[name] for name in config.tinker.tracker_names}
+    missing = list_missing_modules(modules.values())
+    for name, module in modules.items():
+        if module in missing:
+            raise MissingDependencyError(
+                f"the tracker {name} needs {module}, which is not installed: pip install "
+                f"'lachesis-rl[trackers]'; or leave it out of tinker.trackers"
+            )
+
+
+def resolve_tested_model(name: str, home: Path) -> str:
+    """Return the name of a model in a test.
+
+    Raises:
+        ModelNotFoundError: A model of this machine cannot be loaded.
+    """
+    if name.startswith(TINKER):
+        require_loadable_model(name.removeprefix(TINKER), home, profile="tinker")
+        return name
+    if not name.startswith(EMBEDDED):
+        return name
+    resolved_name = resolve_model(name, home)
+    require_loadable_model(resolved_name, home)
+    return f"{EMBEDDED}{resolved_name}"
+
+
+def resolve_examples_file(text: str) -> Path:
+    """Return the absolute path of a file of examples, because the trainer runs in another folder.
+
+    Raises:
+        FieldValueError: The file cannot be read.
+    """
+    try:
+        file = Path(text).expanduser().resolve()
+        with file.open("rb"):
+            return file
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FieldValueError(
+            f"tinker.sft_file is {shorten(repr(text))}: {reason}; allowed: a readable JSONL "
+            "file, or null"
+        ) from error

@@ -1,0 +1,243 @@
+"""Continue a run that has ended, as a new attempt from its newest checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lachesis.base.errors import RunStateError, ServerDownError
+from lachesis.base.files import write_private
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import now_iso
+from lachesis.checkpoints import start_from_checkpoint
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.config.field_edits import STEPS_FIELD, replace_resumed_values
+from lachesis.config.profiles import check_profile
+from lachesis.config.run_config import RunConfig
+from lachesis.prefect_client import submit
+from lachesis.prefect_client.background_serve import read_key_names
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.folder import RunDir
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
+from lachesis.runs.store import RunStore
+from lachesis.spending import agent_limits
+from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
+
+
+def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
+    """Return the changes to the record of a run that continues from its newest checkpoint."""
+    past_attempts = list(record.past_attempts)
+    # A flow that was killed goes on with an attempt whose end nobody has recorded.
+    if record.attempt not in {past.attempt for past in past_attempts}:
+        past_attempts.append(describe_attempt(record))
+    return {
+        "past_attempts": past_attempts,
+        "status": "pending",
+        "phase": "queued",
+        "error": None,
+        "stop_reason": None,
+        "resume_requested": False,
+        "resumed": None,
+        "health": None,
+        "attempt": record.attempt + 1,
+        "services": {},
+        "started_at": None,
+        "ended_at": None,
+        "earlier_hours": record.earlier_hours
+        + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
+        "began_monotonic_s": None,
+        "boot_id": None,
+        "attempt_duration_s": None,
+        "queued_at": now_iso(),
+        # the previous attempt's flow run has ended; that says nothing about this attempt
+        "flow_run_id": None,
+        "flow_pid": None,
+    }
+
+
+def resume_ended_run(
+    store: RunStore, record: RunRecord, changes: Json | None = None, *, by_owner: bool = False
+) -> RunRecord:
+    """Continue an ended run from its newest complete checkpoint.
+
+    Args:
+        store: The runs of this home.
+        record: The record of the run, which has ended.
+        changes: New values of the run's budgets and of `total_steps`. Without them, a run that has
+            completed or whose budget is used up would end again at once, so it is refused.
+        by_owner: Whether the owner of this installation resumes it, and no agent.
+
+    Raises:
+        RunStateError: The run has completed its steps, or a budget is used up.
+        LachesisError: The profile lacks something here, no checkpoint is complete, or no Prefect
+            server is known. The run is then as it was.
+    """
+    run_dir = store.dir(record.run_id)
+    config = RunConfig.from_yaml(run_dir.config)
+    if changes:
+        hint = start_from_checkpoint.advice(record, run_dir, changes)
+        config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
+    # An agent may not go on with more money than the owner's policy leaves to it.
+    if not by_owner:
+        restricted = agent_limits.restrict_run(config, store, record)
+        if restricted is not config:
+            config, changes = restricted, changes or {}
+    is_new_total = any(name.endswith("total_steps") for name in changes or ())
+    _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
+    check_profile(record.profile, read_key_names(), backend=config.tinker.backend)
+    Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
+    _require_budget(record, run_dir, config)
+    PrefectApi()  # raises when no server is known, before anything is changed
+    if changes is not None:
+        write_private(run_dir.config, config.to_yaml())
+    record_changes = _make_step_changes(record, run_dir, config) if is_new_total else {}
+    if not by_owner:
+        parameters = record_changes.get("parameters", record.parameters)
+        record_changes["parameters"] = agent_limits.mark_agent(parameters)
+    return resubmit_run(store, record, auto_resumes=0, **record_changes)
+
+
+def _require_steps_left(
+    record: RunRecord, run_dir: RunDir, total_steps: int, *, is_new_total: bool
+) -> None:
+    """Raise RunStateError when the run has no step left to make.
+
+    Args:
+        record: The run.
+        run_dir: Its folder.
+        total_steps: The number of its last step.
+        is_new_total: Whether this number was given for the resume.
+    """
+    newest = Checkpoints(run_dir.checkpoints).find_newest()
+    num_made = newest.step if newest else 0
+    if is_new_total and total_steps <= num_made:
+        raise RunStateError(
+            f"total_steps is {total_steps}, and run {record.run_id} has made {num_made} steps; "
+            f"allowed: a number above {num_made}"
+        )
+    if record.status == "completed" and not is_new_total:
+        raise RunStateError(
+            f"run {record.run_id} has completed its {record.total_steps} steps; `lachesis "
+            f"resume {record.run_id} --set total_steps={2 * record.total_steps}` trains on"
+            f"{start_from_checkpoint.advice(record, run_dir, (), 'train with other settings')}"
+        )
+
+
+def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) -> dict[str, Any]:
+    """Return what changes in the record of a run that gets another number of steps.
+
+    The result of the evaluation after its former last step becomes a point of its curve.
+    """
+    total_steps = config.env.total_steps
+    if total_steps == record.total_steps:
+        return {}
+    # The record holds one result after training, which will be that of the new last step.
+    evaluation = dict(record.evaluation)
+    former_result = evaluation.pop("after", None)
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    if former_result and last_steps:
+        MetricsFile(run_dir.metrics).add_evaluation(
+            {**former_result, "eval/step": last_steps[-1]["step"]}
+        )
+    parameters = dict(record.parameters)
+    if parameters:
+        parameters["steps"] = total_steps
+    return {
+        "total_steps": total_steps,
+        "evaluation": evaluation,
+        "set_fields": {**record.set_fields, STEPS_FIELD: total_steps},
+        "parameters": parameters,
+    }
+
+
+def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
+    """Raise RunStateError when the run has used up one of its budgets."""
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    last_step = last_steps[-1] if last_steps else {}
+    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
+    if exceeded := find_exceeded_limit(config.limits, usage):
+        value = exceeded.propose_limit()
+        raise RunStateError(
+            f"run {record.run_id} has used up its {exceeded.describe()}; raise it to go on: "
+            f"`lachesis resume {record.run_id} --set limits.{exceeded.field}={value}`, or "
+            f'limits={{"{exceeded.field}": {value}}} of rl_start_training'
+        )
+
+
+def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
+    """Continue an ended run from its newest checkpoint, as a new attempt.
+
+    Of several calls at once one makes the attempt, and all have its run.
+
+    Args:
+        store: The runs of this home.
+        record: The run.
+        changes: What changes in its record besides.
+
+    Raises:
+        ServerDownError: The record is then as it was.
+    """
+    attempt_changes = make_next_attempt_changes(record)
+    queued_record = store.update(
+        record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
+    )
+    if (
+        # Another process has made this attempt meanwhile, and submits it.
+        queued_record.attempt != attempt_changes["attempt"]
+        or queued_record.queued_at != attempt_changes["queued_at"]
+    ):
+        return queued_record
+    try:
+        return submit.submit_run(store, queued_record)
+    except BaseException:
+        store.update(record.run_id, **record.model_dump(include={*attempt_changes, *changes}))
+        raise
+
+
+def needs_new_attempt(record: RunRecord) -> bool:
+    """Return whether a flow run that starts now has to make a new attempt of the run, because a
+    flow has already begun this one.
+    """
+    return record.started_at is not None
+
+
+def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Return whether a flow run performs the run's current attempt.
+
+    If Prefect cannot be asked about the flow run, it is assumed to do so.
+    """
+    return flow_run_id == record.flow_run_id or is_own_submission(
+        flow_run_id, submit.make_submission_key(record)
+    )
+
+
+def belongs_to_run(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Return whether a flow run was submitted for an attempt of this run, the current one or an
+    earlier one.
+
+    If Prefect cannot be asked about the flow run, it is assumed that it was.
+    """
+    if flow_run_id is None or flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
+        return True
+    key = _read_key(flow_run_id)
+    return key is None or key.startswith(f"{record.run_id}-")
+
+
+def is_own_submission(flow_run_id: str | None, key: str) -> bool:
+    """Return whether a flow run was submitted with this key; assumed without an answer from
+    Prefect.
+    """
+    if flow_run_id is None:
+        return True
+    return _read_key(flow_run_id) in (None, key)
+
+
+def _read_key(flow_run_id: str) -> str | None:
+    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
+    respond.
+    """
+    try:
+        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
+    except ServerDownError:
+        return None
+    return str(flow_run.get("idempotency_key") or "")

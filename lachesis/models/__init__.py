@@ -1,0 +1,1 @@
+"""Find language models and read what their files say."""

@@ -1,0 +1,1 @@
+"""Change things for all surfaces."""

@@ -1,1 +1,0 @@
-"""Communicate with Prefect: submit, resume, notify and show."""

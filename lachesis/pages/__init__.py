@@ -1,1 +1,0 @@
-"""Show runs as web pages: what each page says, its templates, styles and scripts."""

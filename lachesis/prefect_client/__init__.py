@@ -1,0 +1,1 @@
+"""Talk to Prefect, and to the `serve` of a home."""

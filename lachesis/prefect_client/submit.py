@@ -1,0 +1,190 @@
+"""Submit, cancel and find runs and tests as Prefect flow runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lachesis.base.errors import ServerDownError
+from lachesis.base.json_text import Json
+from lachesis.base.waiting import wait_until
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.prefect_client.background_serve import (
+    TEST_FLOW,
+    TRAINING_FLOW,
+    find_deployment,
+    get_max_runs,
+)
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.serve_info import find_api_url
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.supervision import process_marks
+
+log = logging.getLogger(__name__)
+STOPPED_BY_USER = "stopped by its user"
+
+
+def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+    """Schedule the run; the same run and attempt is scheduled only once.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
+    url, flow_run_id = schedule_flow_run(
+        TRAINING_FLOW,
+        store.home,
+        name=record.title,
+        parameters=list_parameters(record),
+        tags=list_tags(record),
+        key=make_submission_key(record),
+    )
+    return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
+
+
+def make_submission_key(record: RunRecord) -> str:
+    """Return the key of an attempt; the server returns the existing flow run for one it knows."""
+    return f"{record.run_id}-{record.attempt}"
+
+
+def list_parameters(record: RunRecord) -> Json:
+    """Return the parameters of a run's flow run."""
+    return record.parameters or {
+        "environment": record.environment,
+        "profile": record.profile,
+        "run_id": record.run_id,
+    }
+
+
+# How the tags begin that say what a flow run is about.
+OWN_TAGS = ("run:", "test:", "environment:")
+
+
+def list_tags(record: RunRecord) -> list[str]:
+    """Return the tags by which a run's flow runs are found."""
+    return ["lachesis", f"run:{record.run_id}", f"environment:{record.environment}"]
+
+
+def schedule_flow_run(
+    flow: str, home: Path, *, name: str, parameters: dict[str, Any], tags: list[str], key: str
+) -> tuple[str, str]:
+    """Schedule a run of one of this home's deployments; return the server's URL and the flow run's
+    id.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
+    api, deployment = find_deployment(flow, home)
+    return api.url, str(
+        api.create_flow_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)[
+            "id"
+        ]
+    )
+
+
+def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
+    """Schedule the inference test.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
+    _, flow_run_id = schedule_flow_run(
+        TEST_FLOW,
+        tests.home,
+        name=make_test_title(test),
+        parameters={**test.parameters, "test_id": test.test_id},
+        tags=list_test_tags(test),
+        key=make_test_key(test.test_id),
+    )
+    tests.save_flow_run_id(test.test_id, flow_run_id)
+
+
+def make_test_title(test: InferenceTest) -> str:
+    """Return the name of a test's flow run."""
+    return f"test-{test.request.environment}-{test.test_id}"
+
+
+def make_test_key(test_id: str) -> str:
+    """Return the key of a test's flow run."""
+    return f"test-{test_id}"
+
+
+def list_test_tags(test: InferenceTest) -> list[str]:
+    """Return the tags by which a test's flow run is found."""
+    return ["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"]
+
+
+def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
+    """Return the position of a pending run while this host runs its maximum, or None if nothing
+    delays it.
+
+    The keys are `place` (1 is next), `running` and `limit`.
+    """
+    records = store.all()
+    limit = get_max_runs()
+    running = sum(record.status in ("starting", "running", "stopping") for record in records)
+    pending = [record for record in records if record.status == "pending" and record.flow_run_id]
+    waiting_ids = [record.run_id for record in sorted(pending, key=lambda record: record.queued_at)]
+    if run_id not in waiting_ids:
+        return None
+    # The first runs in the queue start at once while the limit is not reached.
+    place = waiting_ids.index(run_id) + 1 - max(0, limit - running)
+    if place > 0:
+        return {"place": place, "running": running, "limit": limit}
+    return None
+
+
+def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
+    """Ask the flow to save a checkpoint and end; an earlier reason is kept.
+
+    Without the server, a signal to the flow's process has the same effect.
+    """
+    if record.flow_run_id is None:
+        store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
+        store.mark_ended(record.run_id, "stopped")
+        return
+    if record.stop_reason is None:
+        store.update(record.run_id, stop_reason=reason)
+    try:
+        PrefectApi().cancel(record.flow_run_id, reason)
+    except ServerDownError:
+        # A pid alone may belong to another program by now; the holder of the run's lock is the
+        # flow.
+        holders = process_marks.find_lock_holders(store.dir(record.run_id).lock)
+        flow_process = next(
+            (process for process in holders if process.pid == record.flow_pid), None
+        )
+        if flow_process is None:
+            store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
+            raise
+        with contextlib.suppress(psutil.Error):
+            flow_process.terminate()
+
+
+def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
+    """Wait until no service of the run exists and the flow has reported its end to the server."""
+
+    def is_gone() -> bool:
+        if store.dir(record.run_id).is_alive():
+            return False
+        try:
+            state = (PrefectApi().read_flow_run(record.flow_run_id or "none") or {}).get(
+                "state"
+            ) or {}
+        except ServerDownError:
+            return True
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    return wait_until(is_gone, timeout_s)
+
+
+def get_run_url(record: RunRecord) -> str | None:
+    """Return the URL of the run's page, at the current server or else the one that ran it."""
+    url = find_api_url() or record.prefect_api_url
+    if not url or not record.flow_run_id:
+        return None
+    return f"{url.removesuffix('/api')}/runs/flow-run/{record.flow_run_id}"

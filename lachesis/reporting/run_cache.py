@@ -1,0 +1,201 @@
+"""Read the runs of a home for pages that are asked for again and again.
+
+What was read from a file is kept until the file changes, so that a list of a thousand runs costs
+a look at each file's time and size. Nothing is written, except what any command that shows a run
+writes: the end and the judgement of a run that ended unseen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lachesis.base.errors import LachesisError
+from lachesis.monitor.run_health import refresh_newest_health
+from lachesis.prefect_client.refresh import refresh_runs
+from lachesis.reporting.run_summary import RunSummary, summarize_run
+from lachesis.rollouts.groups import GroupTable, read_group_table
+from lachesis.rollouts.parquet_files import list_rollout_files
+from lachesis.runs.metric_samples import read_metric_samples
+from lachesis.runs.metrics import MetricsFile, Step, join_steps
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+
+log = logging.getLogger(__name__)
+# Seconds between two questions to the Prefect server about the runs that have not ended.
+REFRESH_S = 10.0
+# Runs whose steps are kept in memory; one of 2,500 steps takes some 20 MB.
+MAX_KEPT_STEPS = 16
+# Runs whose groups of rollouts are kept likewise.
+MAX_KEPT_TABLES = 8
+FileState = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KeptSteps:
+    """Hold the steps in the lines of a file up to a position."""
+
+    state: FileState
+    position: int
+    steps: list[Step]
+
+
+class RunCache:
+    """Hold what was read of the runs of one home."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self._records: dict[str, tuple[FileState, RunRecord]] = {}
+        self._steps: dict[str, KeptSteps] = {}
+        self._values: dict[tuple[str, str], tuple[object, Any]] = {}
+        self._refreshed_at = -REFRESH_S
+        self._lock = threading.Lock()
+
+    def list_records(self) -> list[RunRecord]:
+        """Return the records of all runs, the newest first; damaged ones are left out."""
+        self._refresh_unsettled()
+        return self._read_records()
+
+    def _read_records(self) -> list[RunRecord]:
+        try:
+            run_ids = [entry.name for entry in os.scandir(self.store.root)]
+        except FileNotFoundError:
+            return []
+        records = [record for run_id in run_ids if (record := self._read_record(run_id))]
+        return sorted(records, key=lambda record: record.created_at, reverse=True)
+
+    def load_record(self, run_id: str) -> RunRecord:
+        """Return the record of a run.
+
+        Raises:
+            UnknownRunError: There is no such run.
+            StorageError: The record is damaged.
+        """
+        self._refresh_unsettled()
+        return self._read_record(run_id) or self.store.load(run_id)
+
+    def summarize(self, record: RunRecord) -> RunSummary:
+        """Return the summary of a run."""
+        run_dir = self.store.dir(record.run_id)
+        kept = self._records.get(record.run_id)
+        # Another thread may have read a newer record meanwhile, whose summary this is not.
+        if kept is None or kept[1] is not record:
+            return summarize_run(record, run_dir)
+        state = (kept[0], stat_file(run_dir.metrics), stat_file(run_dir.config))
+        return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
+
+    def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:
+        """Return mean rewards of some steps, in order; none where they cannot be read."""
+
+        def read() -> list[tuple[int, float]]:
+            try:
+                return read_metric_samples(metrics, "reward/mean")
+            except OSError:
+                return []
+
+        metrics = self.store.dir(run_id).metrics
+        return self._keep("reward", run_id, stat_file(metrics), read)
+
+    def read_group_table(self, run_id: str, text: str = "") -> GroupTable:
+        """Return a line per group of the run's rollouts, or per group with a text.
+
+        Raises:
+            StorageError: The rollouts cannot be read.
+        """
+        folder = self.store.dir(run_id).rollouts
+        state = (text, list_rollout_files(folder))
+        table: GroupTable = self._keep(
+            "groups", run_id, state, lambda: read_group_table(folder, text)
+        )
+        with self._lock:
+            keys = [key for key in self._values if key[0] == "groups"]
+            for key in keys[:-MAX_KEPT_TABLES]:
+                del self._values[key]
+        return table
+
+    def read_steps(self, run_id: str) -> list[Step]:
+        """Return the metrics of every step of a run; no steps where they cannot be read.
+
+        Of a file that has grown only the new lines are parsed.
+        """
+        metrics = self.store.dir(run_id).metrics
+        state, kept = stat_file(metrics), self._steps.get(run_id)
+        if state is None:
+            return []
+        if kept is not None and kept.state == state:
+            return kept.steps
+        try:
+            # A file that is shorter than before was written anew.
+            if kept is not None and kept.position <= state[1]:
+                new_steps, position = MetricsFile(metrics).read_from(kept.position)
+                steps = join_steps(kept.steps, new_steps)
+            else:
+                steps, position = MetricsFile(metrics).read_from(0)
+        except OSError:
+            return []
+        with self._lock:
+            self._steps[run_id] = KeptSteps(state, position, steps)
+            while len(self._steps) > MAX_KEPT_STEPS:
+                self._steps.pop(next(iter(self._steps)))
+        return steps
+
+    def _read_record(self, run_id: str) -> RunRecord | None:
+        file = self.store.dir(run_id).record
+        state = stat_file(file)
+        if state is None:
+            return None
+        kept = self._records.get(run_id)
+        if kept and kept[0] == state:
+            return kept[1]
+        try:
+            record = RunRecord.model_validate_json(file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        # A copied folder holds the record of another run, which is listed already.
+        if record.run_id != run_id:
+            return None
+        self._records[run_id] = (state, record)
+        return record
+
+    def _refresh_unsettled(self) -> None:
+        """Ask the Prefect server about the runs that have not ended, and judge those that have."""
+        # Pages are made in several threads; one of them asks, and the others do not wait for it.
+        with self._lock:
+            if time.monotonic() - self._refreshed_at < REFRESH_S:
+                return
+            self._refreshed_at = time.monotonic()
+        try:
+            records = self._read_records()
+            unsettled = [record for record in records if not record.has_ended]
+            unjudged = [record for record in records if not (record.health or {}).get("final")]
+            refresh_runs(self.store, unsettled)
+            refresh_newest_health(self.store, [record for record in unjudged if record.has_ended])
+        except (LachesisError, OSError) as error:
+            log.warning("the states of the runs are not refreshed: %s", error)
+
+    def _keep(self, kind: str, run_id: str, state: object, read: Callable[[], T]) -> T:
+        """Return what was read before if its files are in the same state, else read it."""
+        kept = self._values.get((kind, run_id))
+        if kept is not None and kept[0] == state:
+            value: T = kept[1]
+            return value
+        value = read()
+        with self._lock:
+            self._values[kind, run_id] = (state, value)
+        return value
+
+
+def stat_file(file: Path) -> FileState | None:
+    """Return the time and size of a file, or None if it does not exist."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

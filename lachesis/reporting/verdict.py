@@ -1,0 +1,219 @@
+"""Say in one sentence how a run went, why that is known, and what can be done next.
+
+The verdict's word is that of the run's record; nothing here judges. A sentence says no more than
+the held-out intervals allow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lachesis.reporting.marks import Mark, choose_mark, needs_a_look
+from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.runs.record import RunRecord
+from lachesis.web.inline_svg import IntervalDrawing, draw_interval
+from lachesis.web.wording import format_percent, format_reward
+
+MAX_FINDINGS = 4
+# The folders before the name of a file, as in `/folder/of/tasks/sums.py:12`.
+_FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/`'\"]+/)+(?=[^\s/]+\.\w)")
+PICTURE_WIDTH, PICTURE_MARGIN = 144.0, 4.0
+
+
+@dataclass(frozen=True)
+class VerdictReason:
+    """Hold one reason of a verdict, with the name of the curve that shows it."""
+
+    text: str
+    chart: str = ""
+
+
+@dataclass(frozen=True)
+class HeldOutEvidence:
+    """Hold the held-out results before and after training, drawn and in words."""
+
+    before: IntervalDrawing | None
+    after: IntervalDrawing | None
+    text: str
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """Hold the verdict on a run as its page begins."""
+
+    mark: Mark
+    lead: str
+    """The verdict in a few words."""
+    lead_rest: str
+    """The result in numbers."""
+    lead_chart: str
+    """The name of the curve that shows what needs a look, or nothing."""
+    held_out: HeldOutEvidence | None
+    findings: list[VerdictReason]
+    advice: list[str]
+
+
+# Words of the evidence of a judgement, and the curve that shows what they are about.
+_CHARTS_BY_WORD = {
+    "without a signal": "silent",
+    "usable score": "raised",
+    "log-probabilities differ": "gap",
+    "entropy": "entropy",
+    "truncated": "truncated",
+    "mean reward": "reward",
+    "reward": "reward",
+    "gradient": "gradient",
+    "updates behind": "staleness",
+    "weights": "gradient",
+}
+
+
+def describe_verdict(
+    record: RunRecord,
+    step: int,
+    reward: dict[str, float | None],
+    curve: Sequence[HeldOutPoint],
+) -> RunVerdict:
+    """Return the verdict on a run.
+
+    Args:
+        record: The run.
+        step: The last step that was made.
+        reward: The first and the last mean reward.
+        curve: The held-out results by step.
+    """
+    before = curve[0] if curve and curve[0].step == 0 else None
+    after = curve[-1] if curve and curve[-1].step > 0 else None
+    lead, lead_rest = _write_lead(record, step, reward, before, after)
+    # What the first line says already is not said again.
+    sentences = [
+        sentence for sentence in _list_evidence(record) if sentence not in f"{lead} {lead_rest}"
+    ]
+    advice = (record.health or {}).get("advice", [])
+    return RunVerdict(
+        mark=choose_mark(record),
+        lead=lead,
+        lead_rest=lead_rest,
+        lead_chart=_find_chart(lead_rest) if needs_a_look(record) else "",
+        held_out=_describe_held_out(before, after),
+        findings=[VerdictReason(text, _find_chart(text)) for text in sentences[:MAX_FINDINGS]],
+        advice=[_end_sentence(str(sentence)) for sentence in advice],
+    )
+
+
+def _list_evidence(record: RunRecord) -> list[str]:
+    """Return the evidence as sentences, the newest and worst news first."""
+    evidence = [str(sentence) for sentence in (record.health or {}).get("evidence", [])]
+    news = [record.error, record.stall_text, *evidence]
+    return [_end_sentence(text) for text in dict.fromkeys(news) if text]
+
+
+def _write_lead(
+    record: RunRecord,
+    step: int,
+    reward: dict[str, float | None],
+    before: HeldOutPoint | None,
+    after: HeldOutPoint | None,
+) -> tuple[str, str]:
+    """Return the first line in two parts, the first of which is bold."""
+    mark, result = choose_mark(record), _describe_result(step, reward, before, after)
+    first_evidence = _end_sentence(record.evidence or "")
+    if mark.word == "stalled":
+        return "It stands still.", _end_sentence(record.stall_text or "")
+    if mark.word == "failed":
+        return "It failed.", _end_sentence((record.error or "").split("\n")[0])
+    if mark.word == "broken":
+        return "It is broken.", first_evidence or result
+    if mark.word == "suspect":
+        return "Have a look.", first_evidence or result
+    if mark.word == "not learning":
+        opening = "It has not learned." if record.has_ended else "It is not learning."
+        return opening, result or first_evidence
+    if mark.word == "healthy":
+        return ("It learned." if record.has_ended else "It is learning."), result
+    if record.has_ended:
+        return "It ended before it could be judged.", result
+    return "Too early to tell.", result or f"It is {record.phase}."
+
+
+def _describe_result(
+    step: int,
+    reward: dict[str, float | None],
+    before: HeldOutPoint | None,
+    after: HeldOutPoint | None,
+) -> str:
+    """Return what the steps have changed, in numbers; nothing without a step."""
+    first, last = reward.get("first"), reward.get("last")
+    if not step or first is None or last is None:
+        return ""
+    steps = "one step" if step == 1 else f"{step:,} steps"
+    if last > first:
+        text = f"In {steps} the reward rose from {format_reward(first)} to {format_reward(last)}"
+    elif last < first:
+        text = f"In {steps} the reward fell from {format_reward(first)} to {format_reward(last)}"
+    else:
+        text = f"In {steps} the reward stayed at {format_reward(last)}"
+    if before is None or after is None:
+        return f"{text}; no held-out result before and after says whether it generalizes."
+    shares = (format_percent(before.percent_correct), format_percent(after.percent_correct))
+    moved = f"held-out accuracy from {shares[0]} to {shares[1]}"
+    if do_intervals_overlap(before, after):
+        items = f"{after.items} items" if after.items else "these items"
+        return f"{text}, and {moved}, which {items} cannot tell apart."
+    return f"{text}, and {moved}."
+
+
+def do_intervals_overlap(first: HeldOutPoint, second: HeldOutPoint) -> bool:
+    """Return whether the 95 % intervals of two results overlap, or are not known."""
+    if None in (first.low, first.high, second.low, second.high):
+        return True
+    return bool(first.low <= second.high and second.low <= first.high)  # type: ignore[operator]
+
+
+def _describe_held_out(
+    before: HeldOutPoint | None, after: HeldOutPoint | None
+) -> HeldOutEvidence | None:
+    if before is None and after is None:
+        return None
+    parts = []
+    for name, point in (("before", before), ("after", after)):
+        if point is not None:
+            parts.append(f"{name} {_describe_share(point)}")
+    text = f"Held out {', '.join(parts)}."
+    last = after or before
+    if last is not None and last.items:
+        text += f" {last.items} items"
+        if before is not None and after is not None:
+            verb = "overlap" if do_intervals_overlap(before, after) else "do not overlap"
+            text += f"; the 95 % intervals {verb}"
+        text += "."
+    return HeldOutEvidence(
+        draw_interval(before, PICTURE_WIDTH, PICTURE_MARGIN),
+        draw_interval(after, PICTURE_WIDTH, PICTURE_MARGIN),
+        text,
+    )
+
+
+def _describe_share(point: HeldOutPoint) -> str:
+    if point.low is None or point.high is None:
+        return format_reward(point.percent_correct)
+    return f"{point.percent_correct:.3f} ({point.low:.3f} to {point.high:.3f})"
+
+
+def _find_chart(text: str) -> str:
+    for words, chart in _CHARTS_BY_WORD.items():
+        if words in text:
+            return chart
+    return ""
+
+
+def _end_sentence(text: str) -> str:
+    """Return a text that begins with a capital and ends with a stop, without folders of this
+    machine.
+    """
+    text = _FOLDERS.sub("", text.strip())
+    if not text:
+        return ""
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")

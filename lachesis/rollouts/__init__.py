@@ -1,0 +1,1 @@
+"""Keep every rollout in Parquet files, and find it again."""

@@ -1,0 +1,317 @@
+"""Read the results of a run on held-out items: its curve, its intervals, and failed evaluations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from lachesis.base.confidence_intervals import wilson_interval
+from lachesis.base.errors import RunStateError, shorten
+from lachesis.base.files import storage_errors
+from lachesis.base.json_text import Json, read_json_lines
+from lachesis.base.paths import to_safe_name
+from lachesis.base.reward_values import is_score
+from lachesis.base.secrets import redact
+from lachesis.base.timestamps import now_iso
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
+
+Step = Mapping[str, Any]
+# Names that environments use for the share of correct answers, the preferred one first.
+ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
+
+
+class HeldOutPoint(BaseModel):
+    """Hold the share of correct answers on held-out items with the weights of one step."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    step: int
+    """The step of the weights that were evaluated; 0 is the model before training."""
+    percent_correct: float
+    """Share of correct answers, from 0 to 1."""
+    items: int | None = None
+    """Number of held-out items; null when it is not known."""
+    low: float | None = None
+    """Lower end of the 95 % interval (Wilson); null without a number of items."""
+    high: float | None = None
+    """Upper end of the same interval."""
+
+
+def compute_interval(percent_correct: float, items: float | None) -> dict[str, float]:
+    """Return `items`, `low` and `high` of a share, or nothing where its interval is not defined.
+
+    Several answers to one item are not independent, so the number of items counts, not that of
+    answers.
+    """
+    if items is None or items < 1 or not 0 <= percent_correct <= 1:
+        return {}
+    num_items = int(items)
+    low, high = wilson_interval(percent_correct * num_items, num_items)
+    return {"items": num_items, "low": round(low, 4), "high": round(high, 4)}
+
+
+def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
+    """Return the share of correct answers among the metrics of one evaluation, or None."""
+    for name in ACCURACY_NAMES:
+        value = metrics.get(f"eval/{name}")
+        if value is not None:
+            return value
+    return None
+
+
+def to_point(metrics: Mapping[str, float | None], step: int) -> HeldOutPoint | None:
+    """Return the result in the metrics of one evaluation, or None if they name no share."""
+    accuracy = find_accuracy(metrics)
+    if accuracy is None:
+        return None
+    return HeldOutPoint(
+        step=step, percent_correct=accuracy, **compute_interval(accuracy, metrics.get("eval/items"))
+    )
+
+
+def build_held_out_curve(
+    steps: Sequence[Step], environment: str | None = None
+) -> list[HeldOutPoint]:
+    """Return the held-out results in the lines of the metrics, in order of the evaluated steps.
+
+    Args:
+        steps: Lines of `metrics.jsonl` in order.
+        environment: One of a run's further environments; by default the run's own.
+    """
+    prefix = f"environments/{environment}/" if environment else ""
+    points: dict[int, HeldOutPoint] = {}
+    for line in steps:
+        evaluated_step = line.get(f"{prefix}eval/step")
+        if evaluated_step is None:
+            continue
+        own_metrics = {
+            key.removeprefix(prefix): value
+            for key, value in line.items()
+            if key.startswith(f"{prefix}eval/")
+        }
+        point = to_point(own_metrics, int(evaluated_step))
+        if point is not None:
+            points[point.step] = point
+    return [points[step] for step in sorted(points)]
+
+
+def build_whole_curve(
+    steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool
+) -> list[HeldOutPoint]:
+    """Return the curve of a run including its evaluations before and after training.
+
+    Args:
+        steps: Lines of `metrics.jsonl` in order.
+        evaluation: The metrics `before` and `after` training in the run's record.
+        is_from_base: Whether training began with the base model, so that `before` is the result of
+            step 0.
+    """
+    points = {point.step: point for point in build_held_out_curve(steps)}
+    if is_from_base:
+        before = to_point(evaluation.get("before", {}), 0)
+    else:
+        before = None
+    if before is not None:
+        points.setdefault(0, before)
+    if steps:
+        after = to_point(evaluation.get("after", {}), steps[-1]["step"])
+    else:
+        after = None
+    if after is not None:
+        points[after.step] = after
+    return [points[step] for step in sorted(points)]
+
+
+def describe_point(point: HeldOutPoint | None) -> str:
+    """Describe a held-out result, as in `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
+    if point is None:
+        return "none"
+    return describe_accuracy(point.percent_correct, point.items, point.low, point.high)
+
+
+def describe_accuracy(
+    accuracy: float, items: float | None, low: float | None, high: float | None
+) -> str:
+    """Describe a share with its number of items and its interval."""
+    if items is None or low is None or high is None:
+        return f"{accuracy:.3f}"
+    return f"{accuracy:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"
+
+
+def describe_share(share: float, low: float | None, high: float | None) -> str:
+    """Describe a share with its 95 % interval in a few characters, as in `0.94 (0.88–0.97)`."""
+    if low is None or high is None:
+        return f"{share:.2f}"
+    return f"{share:.2f} ({low:.2f}–{high:.2f})"
+
+
+def is_evaluation_key(key: str) -> bool:
+    """Return whether a key of the metrics belongs to a held-out evaluation."""
+    return key.startswith("eval/") or (key.startswith("environments/") and "/eval/" in key)
+
+
+def read_evaluation(folder: Path) -> dict[str, float]:
+    """Return the metrics in `folder`/metrics.json, except values that are not finite numbers.
+
+    Raises:
+        RunStateError: The environment wrote no number.
+    """
+    file = folder / "metrics.json"
+    try:
+        metrics = dict(json.loads(file.read_text())["results"]["all"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunStateError(
+            f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
+            "return its metrics or call evaluate_log(metrics)"
+        ) from error
+    numbers = {
+        key: float(value)
+        for key, value in metrics.items()
+        if isinstance(value, int | float) and is_score(value)
+    }
+    if not numbers:
+        raise RunStateError(
+            f"the evaluation has no metric that is a finite number: {shorten(repr(metrics))}"
+        )
+    return numbers
+
+
+MAX_REASON_CHARS = 1000
+# Evaluations that have blocked the environment's event loop for less are not worth a word.
+MIN_BLOCKED_S = 5.0
+
+
+def build_run_curve(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
+) -> list[HeldOutPoint]:
+    """Return the held-out results of a run's own environment in order of the evaluated steps.
+
+    The evaluation after training is the last point. The one before training is the first point if
+    training began with the base model.
+    """
+    # Release 0.1.0 called the file `supervised.json`.
+    has_sft = any((run_dir.path / name).exists() for name in ("sft.json", "supervised.json"))
+    return build_whole_curve(
+        steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft
+    )
+
+
+def read_accuracies(record: RunRecord) -> dict[str, float | None]:
+    """Return the accuracy before and after training of each of the run's environments."""
+    return {name: _get_accuracy(metrics) for name, metrics in _split_evaluations(record).items()}
+
+
+def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
+    """Return `items`, `low` and `high` of each accuracy whose number of items is known."""
+    intervals = {}
+    for name, metrics in _split_evaluations(record).items():
+        accuracy = _get_accuracy(metrics)
+        if accuracy is not None and (
+            interval := compute_interval(accuracy, metrics.get("eval/items"))
+        ):
+            intervals[name] = interval
+    return intervals
+
+
+def record_failed_evaluation(file: Path, step: int, environment: str, reason: str) -> None:
+    """Append a failed evaluation, before, during or after training, to the run's file of them.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    failure = {
+        "step": step,
+        "environment": environment,
+        "reason": redact(reason)[:MAX_REASON_CHARS],
+        "at": now_iso(),
+    }
+    with storage_errors(file):
+        file.parent.mkdir(exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(failure) + "\n")
+
+
+def summarize_failures(run_dir: RunDir, counts: Json | None = None) -> Json | None:
+    """Return what is wrong with the evaluations of a run, or None.
+
+    Args:
+        run_dir: The run.
+        counts: What the environments have counted in this attempt.
+
+    Returns:
+        How many evaluations have failed, the step and the reason of the last one, and the seconds
+        for which evaluations have kept training from going on, if these are many.
+    """
+    lines = read_json_lines(run_dir.failed_evaluations)
+    summary: Json = {}
+    if lines:
+        last = lines[-1]
+        summary = {
+            "failed": len(lines),
+            "last_step": last.get("step"),
+            "last_reason": str(last.get("reason")),
+        }
+    blocked_s = (counts or {}).get("eval_blocked_s") or 0.0
+    if blocked_s >= MIN_BLOCKED_S:
+        summary["blocked_seconds"] = round(blocked_s, 1)
+    return summary or None
+
+
+def describe_evaluation_faults(summary: Json) -> str:
+    """Return what `summarize_failures` has found as one sentence."""
+    parts = []
+    if summary.get("failed"):
+        where = f"{summary['failed']} failed, the last one at step {summary['last_step']}"
+        parts.append(f"{where}: {summary['last_reason']}")
+    if summary.get("blocked_seconds"):
+        parts.append(
+            f"the environment's event loop was blocked for {summary['blocked_seconds']:.0f} s "
+            "while it evaluated, which delays training; `await asyncio.to_thread(...)` around "
+            "long computations of evaluate() lets training go on"
+        )
+    return "; ".join(parts)
+
+
+def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
+    """Return the newest held-out accuracy after at least one step, or None."""
+    if curve and curve[-1].step > 0:
+        return curve[-1].percent_correct
+    return None
+
+
+def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint | None:
+    """Return the newest held-out result of a run, given its last steps."""
+    curve = build_whole_curve(steps, record.evaluation, is_from_base=False)
+    if curve:
+        return curve[-1]
+    return None
+
+
+def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
+    """Return the metrics of each environment's evaluations before and after training, by name."""
+    evaluations = dict(record.evaluation)
+    for name in record.additional_environments:
+        prefix = f"{to_safe_name(name)}/"
+        for moment, metrics in record.evaluation.items():
+            own_metrics = {
+                key.removeprefix(prefix): value
+                for key, value in metrics.items()
+                if key.startswith(prefix)
+            }
+            evaluations[f"{name} {moment}"] = own_metrics
+    return evaluations
+
+
+def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """Return the share of correct answers, or the first metric of an environment that names
+    none.
+    """
+    point = to_point(metrics, 0)
+    if point is not None:
+        return point.percent_correct
+    return next(iter(metrics.values()), None)

@@ -1,0 +1,167 @@
+"""Change the name, the note and the tags of a run, and find the run that a text means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from lachesis.base.errors import FieldValueError, UnknownRunError, shorten
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+
+MAX_NAME_LENGTH = 60
+MAX_NOTE_LENGTH = 1000
+MAX_TAGS = 20
+# Text on one line.
+NAME_PATTERN = rf"^[^\x00-\x1f\x7f]{{1,{MAX_NAME_LENGTH}}}$"
+TAG_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,39}"
+
+
+def check_name(name: str) -> str | None:
+    """Return a run's name, or None if it is empty.
+
+    Raises:
+        FieldValueError: It is too long or has control characters.
+    """
+    if name and not re.fullmatch(NAME_PATTERN, name):
+        raise FieldValueError(
+            f"the name {shorten(repr(name), 80)} cannot be used; allowed: text of at most "
+            f"{MAX_NAME_LENGTH} characters on one line"
+        )
+    return name or None
+
+
+def check_note(note: str) -> str | None:
+    """Return a note without white space at its ends, or None if it is empty.
+
+    Raises:
+        FieldValueError: It is too long or has control characters.
+    """
+    note = note.strip()
+    if len(note) > MAX_NOTE_LENGTH or re.search(r"[\x00-\x08\x0b-\x1f\x7f]", note):
+        raise FieldValueError(
+            f"the note {shorten(repr(note), 80)} ({len(note)} characters) cannot be used; allowed: "
+            f"text of at most {MAX_NOTE_LENGTH} characters"
+        )
+    return note or None
+
+
+def check_tags(tags: Iterable[str]) -> list[str]:
+    """Return the tags in alphabetical order, each one once.
+
+    Raises:
+        FieldValueError: A tag has characters that are not allowed, or there are too many.
+    """
+    unique_tags = sorted(set(tags))
+    for tag in unique_tags:
+        if not re.fullmatch(TAG_PATTERN, tag):
+            raise FieldValueError(
+                f"the tag {shorten(repr(tag), 60)} cannot be used; allowed: at most 40 letters, "
+                "digits and . _ - : /, the first one a letter or a digit"
+            )
+    if len(unique_tags) > MAX_TAGS:
+        raise FieldValueError(f"{len(unique_tags)} tags; allowed: at most {MAX_TAGS}")
+    return unique_tags
+
+
+def edit_labels(
+    store: RunStore,
+    run_id: str,
+    *,
+    name: str | None = None,
+    note: str | None = None,
+    add_tags: Iterable[str] = (),
+    remove_tags: Iterable[str] = (),
+) -> RunRecord:
+    """Change what a person wrote on a run.
+
+    Args:
+        store: The runs.
+        run_id: The run, which may be alive.
+        name: A new name; an empty one removes it, None keeps it.
+        note: A new note, likewise.
+        add_tags: Tags to add.
+        remove_tags: Tags to remove.
+
+    Returns:
+        The changed record.
+
+    Raises:
+        FieldValueError: A text is not allowed.
+        UnknownRunError: There is no such run.
+    """
+    changes: dict[str, object] = {}
+    if name is not None:
+        changes["name"] = check_name(name)
+    if note is not None:
+        changes["note"] = check_note(note)
+    removed = set(remove_tags)
+    added = check_tags(add_tags)
+
+    # Tags are changed as they are on disk now: two commands may add one each at the same time.
+    def make_changes(record: RunRecord) -> dict[str, object]:
+        tags = check_tags({*record.tags, *added} - removed)
+        return changes if tags == record.tags else {**changes, "tags": tags}
+
+    return store.change(run_id, make_changes)
+
+
+NEWEST = "@last"
+
+
+def resolve_run_id(store: RunStore, text: str) -> str:
+    """Return the id of the run that a text means.
+
+    Args:
+        store: The runs.
+        text: The id, a beginning of it that no other run's id has, a name, or `@last`. Of several
+            runs with this name, the newest is meant.
+
+    Returns:
+        The id; a text that means no run is returned as it is, for the error of whoever loads it.
+
+    Raises:
+        UnknownRunError: Several runs begin like this, or there is no run yet.
+    """
+    if text == NEWEST:
+        records = store.all()
+        if not records:
+            raise UnknownRunError("there is no run yet, so there is no last one; start one first")
+        return records[0].run_id
+    if re.fullmatch(r"[0-9a-f]{8}", text):
+        return text
+    records = store.all()
+    if re.fullmatch(r"[0-9a-f]{1,7}", text):
+        matching = [record for record in records if record.run_id.startswith(text)]
+        if matching:
+            return _take_only(matching, text)
+    # The newest come first.
+    return next((record.run_id for record in records if record.name == text), text)
+
+
+def _take_only(records: Sequence[RunRecord], beginning: str) -> str:
+    """Return the id of the only record that has this beginning.
+
+    Raises:
+        UnknownRunError: There are several.
+    """
+    if len(records) == 1:
+        return records[0].run_id
+    described = ", ".join(
+        f"{record.run_id} ({record.name or record.environment}, {record.status})"
+        for record in records[:10]
+    )
+    raise UnknownRunError(f"{len(records)} runs begin with {beginning!r}: {described}")
+
+
+def resolve_checkpoint_name(store: RunStore, text: str) -> str:
+    """Return RUN, RUN@STEP or RUN@best with the id of the run that `RUN` means.
+
+    Raises:
+        UnknownRunError: Several runs begin like this, or there is no run yet.
+    """
+    is_newest = text == NEWEST or text.startswith(f"{NEWEST}@")
+    run, at, checkpoint = (
+        text.removeprefix("@").partition("@") if is_newest else text.partition("@")
+    )
+    return resolve_run_id(store, f"@{run}" if is_newest else run) + at + checkpoint

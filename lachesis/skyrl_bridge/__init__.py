@@ -1,0 +1,1 @@
+"""Let today's Tinker clients train on SkyRL's engine, which speaks an older protocol."""

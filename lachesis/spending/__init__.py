@@ -1,0 +1,1 @@
+"""Know what was spent and promised, and who may spend."""

@@ -1,0 +1,225 @@
+"""Hold agents to the owner's policy: what they may start, and what all of it may cost.
+
+Every launch, test and resume by an agent passes here. A run by an agent that may cost money gets
+the limit `limits.max_cost_usd` that the policy leaves to it, so that it stops by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from lachesis.base.errors import ConfigError, PolicyError
+from lachesis.base.files import hold_file_lock, storage_errors
+from lachesis.base.json_text import Json
+from lachesis.base.timestamps import seconds_between
+from lachesis.config.owner_policy import FILE_NAME, AgentPolicy, load_policy
+from lachesis.config.prices import TokenCounts
+from lachesis.config.profiles import PROFILES
+from lachesis.config.run_config import RunConfig, check_cost_limit
+from lachesis.inference_tests.store import (
+    EMBEDDED,
+    TINKER,
+    InferenceTest,
+    InferenceTestStore,
+    TestOptions,
+    get_model_name,
+)
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.spending.budgets import compute_budget_usage, read_spent_file
+
+DAY_S = 86_400.0
+# The parameter of a flow run, and the key of a record's parameters, that marks what an agent began.
+BY_AGENT = "by_agent"
+
+
+def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None = None) -> RunConfig:
+    """Return an agent's configuration with the money limit that the owner's policy leaves to it.
+
+    The limit of a `resumed` run is about all of its attempts.
+
+    Raises:
+        PolicyError: The policy does not allow the run.
+        ConfigError: The policy limits money, and no price of the model is known.
+    """
+    policy = load_policy(store.home)
+    policy.require_profile(config.profile)
+    policy.require_environments(config.build_environment_configs())
+    policy.require_model(config.openai.model_name)
+    # Free runs cost nothing, however long they take.
+    if not PROFILES[config.profile].is_paid or not policy.limits_cost:
+        return config
+    spent = _compute_spent(store, resumed) if resumed else 0.0
+    allowed, reason = _find_allowed_cost(policy, store, spent)
+    limit = config.limits.max_cost_usd
+    if limit is not None and limit > allowed:
+        raise PolicyError(
+            f"limits.max_cost_usd is {limit:g}; allowed for agents: at most {allowed:.4g} US "
+            f"dollars, {reason}",
+            allowed_usd=allowed,
+        )
+    limits = config.limits.model_copy(update={"max_cost_usd": limit or allowed})
+    return check_cost_limit(config.model_copy(update={"limits": limits}))
+
+
+def check_test(
+    config: RunConfig, options: TestOptions, models: list[str], store_home: Path
+) -> float | None:
+    """Return the most that an agent's test can cost in US dollars, if that is known.
+
+    Raises:
+        PolicyError: The policy does not allow the test.
+    """
+    policy = load_policy(store_home)
+    policy.require_profile(config.profile)
+    policy.require_environments([config.environment])
+    for model in models:
+        policy.require_model(get_model_name(model))
+    max_cost_usd = compute_max_test_cost(config, options, models)
+    if policy.limits_cost:
+        _require_known_endpoints(policy, models)
+        if any(model.startswith(TINKER) for model in models):
+            _require_test_money(policy, config, RunStore(store_home), max_cost_usd)
+    return max_cost_usd
+
+
+def _require_known_endpoints(policy: AgentPolicy, models: list[str]) -> None:
+    for model in models:
+        # What an endpoint costs is not known here, so the owner has to name such a model.
+        if not model.startswith((EMBEDDED, TINKER)) and policy.models is None:
+            raise PolicyError(
+                f"the price of {model} at an endpoint is not known here, and the owner's "
+                f"{FILE_NAME} limits what agents spend; allowed: models that it lists, "
+                "`embedded:NAME`, `tinker:NAME`"
+            )
+
+
+def _require_test_money(
+    policy: AgentPolicy, config: RunConfig, store: RunStore, max_cost_usd: float | None
+) -> None:
+    if max_cost_usd is None:
+        raise ConfigError(
+            f"no price of {config.openai.model_name} is known, and the owner's {FILE_NAME} "
+            "limits what agents spend; the owner adds it to $LACHESIS_HOME/prices.yaml"
+        )
+    allowed, reason = _find_allowed_cost(policy, store)
+    if max_cost_usd > allowed:
+        raise PolicyError(
+            f"the test may cost up to {max_cost_usd:.4g} US dollars; allowed for agents: at most "
+            f"{allowed:.4g}, {reason}; fewer groups or a smaller max_token_length cost less",
+            allowed_usd=allowed,
+        )
+
+
+def compute_max_test_cost(
+    config: RunConfig, options: TestOptions, models: list[str]
+) -> float | None:
+    """Return the cost of a test at Tinker whose texts are all as long as allowed, in US dollars.
+
+    None if it costs nothing, or if no price is known.
+    """
+    num_models = sum(model.startswith(TINKER) for model in models)
+    prices = config.prices
+    if not num_models or prices is None:
+        return None
+    num_groups = len(options.prompts or ()) or options.num_steps
+    num_tokens = num_groups * options.group_size * config.env.max_token_length * num_models
+    return prices.compute_cost(TokenCounts(prefill=num_tokens, sampled=num_tokens))
+
+
+@contextlib.contextmanager
+def hold_spending_lock(home: Path) -> Iterator[None]:
+    """Let one launch at a time be compared with the day's limit and be recorded."""
+    with storage_errors(home):
+        home.mkdir(parents=True, exist_ok=True)
+    with hold_file_lock(home / ".spending.lock"):
+        yield
+
+
+def mark_agent(parameters: Json) -> Json:
+    """Return the parameters of a run that an agent has begun or continued."""
+    return {**parameters, BY_AGENT: True}
+
+
+def _find_allowed_cost(
+    policy: AgentPolicy, store: RunStore, already_spent: float = 0.0
+) -> tuple[float, str]:
+    """Return what one run may cost in US dollars, of which it has spent a part, and the reason."""
+    per_run, per_day = policy.max_cost_usd_per_run, policy.max_cost_usd_per_day
+    reason = f"by max_cost_usd_per_run of the owner's {FILE_NAME}"
+    allowed = float("inf") if per_run is None else per_run
+    if per_day is None:
+        return allowed, reason
+    committed = compute_committed_cost(store)
+    left = _round_down_to_millionths(per_day - committed)
+    if left <= 0:
+        raise PolicyError(
+            f"agents have spent or reserved {committed:.4g} US dollars in the last 24 hours; "
+            f"allowed by max_cost_usd_per_day of the owner's {FILE_NAME}: {per_day:g}",
+            allowed_usd=0.0,
+        )
+    if left + already_spent < allowed:
+        reason = (
+            f"as {committed:.4g} of the day's {per_day:g} (max_cost_usd_per_day of the owner's "
+            f"{FILE_NAME}) are spent or reserved"
+        )
+        return _round_down_to_millionths(left + already_spent), reason
+    return allowed, reason
+
+
+def _round_down_to_millionths(usd: float) -> float:
+    """Return an amount in whole millionths, so that errors of rounding put no resumed run above
+    what is left, and amounts of which each is allowed do not sum up to more.
+    """
+    # An error of a binary fraction, as of 4.87 - 1e-15, must not cost a whole millionth.
+    return math.floor(usd * 1e6 + 1e-3) / 1e6
+
+
+def compute_committed_cost(store: RunStore) -> float:
+    """Return the US dollars that agents' runs and tests of the last 24 hours have cost or may cost.
+
+    What has not ended counts with its limit.
+    """
+    runs = sum(
+        _get_run_cost(store, record)
+        for record in store.all()
+        if record.parameters.get(BY_AGENT)
+        and PROFILES[record.profile].is_paid
+        and seconds_between(record.queued_at) < DAY_S
+    )
+    tests = sum(
+        _get_test_cost(test)
+        for test in InferenceTestStore(store.home).all()
+        if test.parameters.get(BY_AGENT) and seconds_between(test.created_at) < DAY_S
+    )
+    return runs + tests
+
+
+def _compute_spent(store: RunStore, record: RunRecord) -> float:
+    """Return what a run has cost until now in US dollars, as far as that is known."""
+    run_dir = store.dir(record.run_id)
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    last_step = last_steps[-1] if last_steps else {}
+    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
+    return usage.cost_usd or 0.0
+
+
+def _get_run_cost(store: RunStore, record: RunRecord) -> float:
+    spent = _compute_spent(store, record)
+    # A run that goes on may use all that it is allowed.
+    if record.has_ended:
+        return spent
+    with contextlib.suppress(ConfigError):
+        config_file = store.dir(record.run_id).config
+        return max(spent, RunConfig.from_yaml(config_file).limits.max_cost_usd or 0.0)
+    return spent
+
+
+def _get_test_cost(test: InferenceTest) -> float:
+    summary = (test.result or {}).get("summary") or {}
+    cost = summary.get("cost_usd")
+    return float(test.max_cost_usd or 0.0) if cost is None else float(cost)

@@ -1,0 +1,1 @@
+"""Describe each service of a run: command, variables, port, readiness; start nothing."""

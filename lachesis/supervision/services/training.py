@@ -1,0 +1,198 @@
+"""Describe each service of a training run: command, variables, port and readiness check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lachesis.base import paths
+from lachesis.base.secrets import read_passed_variables
+from lachesis.config import run_config
+from lachesis.config.run_config import RunConfig
+from lachesis.runs.folder import RunDir
+from lachesis.runs.record import RunRecord
+from lachesis.supervision.services.spec import (
+    ReadinessCheck,
+    ServiceSpec,
+    make_http_readiness_check,
+)
+from lachesis.supervision.services.variables import (
+    HOST,
+    PYTHON_MODULE_COMMAND,
+    make_dataset_hub_env,
+    make_engine_client_env,
+    make_model_hub_env,
+    make_python_command,
+    make_run_wandb_env,
+    select_env_by_prefix,
+)
+
+
+def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
+    """Describe the rollout API."""
+    fetches_ahead = int(config.is_prefetching)
+    batch_flags = [
+        "--offpolicy",
+        str(config.env.max_batches_offpolicy - fetches_ahead),
+        "--ahead",
+        str(fetches_ahead),
+    ]
+    if config.env.mixture:
+        environment_flags = ["--environments", str(len(config.build_environment_configs()))]
+    else:
+        environment_flags = []
+    return ServiceSpec(
+        "api",
+        [
+            *PYTHON_MODULE_COMMAND,
+            "lachesis.rollout_api.routes",
+            "--port",
+            str(port),
+            *batch_flags,
+            *environment_flags,
+        ],
+        log=folder.get_log_file("api"),
+        cwd=folder.path,
+        port=port,
+        check_ready=make_http_readiness_check(f"http://{HOST}:{port}/"),
+    )
+
+
+def make_trainer_spec(
+    record: RunRecord,
+    config: RunConfig,
+    folder: RunDir,
+    ports: dict[str, int],
+    token: str,
+    *,
+    resume: bool,
+) -> ServiceSpec:
+    """Describe the trainer."""
+    url = f"http://{HOST}:{ports['trainer']}"
+    env = {
+        **make_model_hub_env(config, weights=False),
+        **(select_env_by_prefix("WANDB_") if config.tinker.use_wandb else {}),
+        **(select_env_by_prefix("TRACKIO_") if "trackio" in config.tinker.trackers else {}),
+    }
+    if config.has_own_engine:
+        env |= make_engine_client_env(ports["engine"], token)
+    else:
+        env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
+    flags = [
+        *(["--resume"] if resume else []),
+        *(["--hold"] if config.tinker.final_evaluation else []),
+    ]
+    return ServiceSpec(
+        "trainer",
+        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(folder.config), *flags],
+        log=folder.get_log_file("trainer"),
+        cwd=folder.path,
+        env=env,
+        port=ports["trainer"],
+        check_ready=make_http_readiness_check(
+            f"{url}/health", expect=lambda health: health.get("trainer_initialized") is True
+        ),
+        timeout_s=120.0 if record.profile == "embedded" else 600.0,
+        # After SIGTERM the trainer finishes its step and saves a checkpoint.
+        grace_s=60.0 if record.profile == "embedded" else 180.0,
+    )
+
+
+@dataclass(frozen=True)
+class EnvironmentServices:
+    """Describe the processes of one environment of a run; `config` is its own configuration."""
+
+    env_id: int
+    name: str
+    config: RunConfig
+    file: str
+    folder: RunDir
+    is_mixed: bool
+    """Whether several environments feed the run."""
+
+    @property
+    def name_suffix(self) -> str:
+        """Return the end of its names of files and services, which is empty for the first
+        environment.
+        """
+        if self.env_id:
+            return f"-{paths.to_safe_name(self.name)}"
+        return ""
+
+    @property
+    def service_name(self) -> str:
+        """Return the name of its service."""
+        return f"environment{self.name_suffix}"
+
+    @property
+    def config_file(self) -> Path:
+        """Return the file of its configuration."""
+        if self.is_mixed:
+            return self.folder.path / f"{self.service_name}.yaml"
+        return self.folder.config
+
+    def make_serve_spec(self, *, groups: int) -> ServiceSpec:
+        """Describe the process that makes rollouts."""
+        env = self.config.env
+        name_env = {"LACHESIS_ENVIRONMENT": self.name} if self.is_mixed else {}
+        state_env = {
+            "LACHESIS_COUNTERS_FILE": str(self.folder.get_counters_file(self.service_name)),
+            "LACHESIS_POSITION_FILE": str(self.folder.get_position_file(self.service_name)),
+            "LACHESIS_TRAINED_GROUPS": str(groups),
+        }
+        return ServiceSpec(
+            self.service_name,
+            make_environment_command(self.file, "serve", self.config_file),
+            log=self.folder.get_log_file(self.service_name),
+            cwd=self.folder.path,
+            env={
+                **make_dataset_hub_env(self.config),
+                **make_run_wandb_env(env.use_wandb),
+                **read_passed_variables(),
+                **state_env,
+                **name_env,
+            },
+            check_ready=make_registration_check(env.rollout_server_url, self.env_id),
+            timeout_s=300.0,  # The environment may load a data set in setup().
+        )
+
+    def make_evaluation_yaml(self, when: str, base_url: str) -> str:
+        """Return the configuration of an evaluation before or after training."""
+        values: dict[str, Any] = self.config.model_dump()
+        values["openai"]["base_url"] = base_url
+        values["env"].update(
+            data_dir_to_save_evals=str(self.folder.evaluation / f"{when}{self.name_suffix}"),
+            use_wandb=False,
+        )
+        return run_config.build_run_config(values).to_yaml()
+
+    def make_evaluation_spec(self, when: str) -> tuple[ServiceSpec, Path]:
+        """Describe the environment's own `evaluate` command, and return it with the file that it
+        reads.
+        """
+        file = self.folder.path / f"evaluate_{when}{self.name_suffix}.yaml"
+        spec = ServiceSpec(
+            f"evaluate-{when}{self.name_suffix}",
+            make_environment_command(self.file, "evaluate", file),
+            log=self.folder.logs / f"evaluate_{when}{self.name_suffix}_{self.folder.path.name}.log",
+            cwd=self.folder.path,
+            env={**make_dataset_hub_env(self.config), **read_passed_variables()},
+            timeout_s=600.0,
+        )
+        return spec, file
+
+
+def make_environment_command(file: str, command: str, config_file: Path) -> list[str]:
+    """Return the command line that runs one of Atropos' commands of an environment's file."""
+    program = [*make_python_command(file), "lachesis.environment_process", "run", file]
+    return [*program, command, "--config", str(config_file)]
+
+
+def make_registration_check(api_url: str, env_id: int) -> ReadinessCheck:
+    """Return a check that succeeds once the API has registered the environment of this id."""
+    return make_http_readiness_check(
+        f"{api_url}/status-env",
+        body={"env_id": env_id},
+        error_prefix="not registered yet, setup() may still run; ",
+    )

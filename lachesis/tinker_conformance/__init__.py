@@ -1,0 +1,1 @@
+"""Find out by named probes what a Tinker server means."""

@@ -1,0 +1,1 @@
+"""Serve the Tinker protocol over HTTP, whichever engine computes."""

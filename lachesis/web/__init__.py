@@ -1,0 +1,1 @@
+"""Show runs as web pages; read-only, behind a token."""

@@ -1,0 +1,1 @@
+"""Prove that two computations of the same weights agree."""

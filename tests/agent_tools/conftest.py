@@ -1,0 +1,86 @@
+"""Fixtures: a desk whose environment schemas are known already, so that no test imports an
+environment again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.tools import TOOLS, CallContext
+from lachesis.base.json_text import Json
+from lachesis.config import run_config as run_config
+from lachesis.prefect_client import submit
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+
+
+@pytest.fixture
+def home(clean_environment: Path) -> Path:
+    return clean_environment
+
+
+@pytest.fixture
+def desk(home: Path) -> AgentSession:
+    return AgentSession("test")
+
+
+@pytest.fixture
+def ask(desk: AgentSession) -> Callable[..., Json]:
+    """Call a tool of the table; its answer, or its error as JSON."""
+
+    def call(tool: str, /, **arguments: Any) -> Json:
+        return TOOLS[tool].run_safely(CallContext(desk), arguments)[0]
+
+    return call
+
+
+@pytest.fixture
+def make_run(home: Path) -> Callable[..., RunRecord]:
+    """A run on disk that no server knows."""
+
+    def make(**changes: Any) -> RunRecord:
+        store = RunStore(home)
+        run_id = store.new_id()
+        fields: Json = {
+            "run_id": run_id,
+            "environment": "arithmetic",
+            "environment_file": "arithmetic.py",
+            "profile": "embedded",
+            "base_model": "tiny",
+            "total_steps": 10,
+            "seed": 0,
+            "status": "running",
+            "wandb_project": "p",
+            "wandb_run_name": f"arithmetic-{run_id}",
+        }
+        record = RunRecord.model_validate({**fields, **changes})
+        store.create(
+            record,
+            run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml(),
+        )
+        return record
+
+    return make
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The run ids that were handed to the server, in place of a server."""
+    ids: list[str] = []
+
+    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+        ids.append(record.run_id)
+        return store.update(
+            record.run_id,
+            flow_run_id=f"flow-{record.run_id}",
+            prefect_api_url="http://127.0.0.1:9/api",
+        )
+
+    monkeypatch.setattr(submit, "submit_run", submit_run)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    return ids

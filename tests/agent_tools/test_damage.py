@@ -1,0 +1,192 @@
+"""Files that somebody has damaged: each is named, skipped or made again, and never a fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.tools import TOOLS, CallContext, to_compact_json
+from lachesis.base.json_text import Json
+from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.runs.record import RunRecord
+
+Ask = Callable[..., Json]
+MakeRun = Callable[..., RunRecord]
+DEEP = "[" * 100_000
+RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "[]",
+        "5",
+        "null",
+        '{"step": "a"}',
+        '{"step": 3, "reward/mean": NaN}',
+        '{"step": 3, "time": "x"}',
+        DEEP,
+        "\x00\xff",
+    ],
+)
+def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line: str) -> None:
+    run_id = make_run(status="completed").run_id
+    good = (
+        '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n'
+        '{"step": 2, "time": 2.0, "reward/mean": 0.75}\n'
+    )
+    desk.service.store.dir(run_id).metrics.write_text(good + line + "\n")
+    for tool in RUN_TOOLS[:2]:
+        answer = ask(tool, run_id=run_id)
+        assert "code" not in answer, answer
+        json.loads(to_compact_json(answer), parse_constant=pytest.fail)  # NaN is not JSON
+    assert ask("rl_get_results", run_id=run_id)["reward"]["first"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "null", "5", DEEP, '{"api_url": 5, "keys": [], "max_runs": 4}', '{"max_runs": "x"}'],
+)
+def test_what_the_launcher_has_written(ask: Ask, home: Path, content: str) -> None:
+    (home / "server.json").write_text(content)
+    assert ask("rl_health_check")["status"] == "degraded"
+    ask("rl_select_environment", name="arithmetic")
+    assert ask("rl_start_training")["code"] == "server_down"
+
+
+def test_an_address_that_is_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://[::1")
+    ask("rl_select_environment", name="arithmetic")
+    assert ask("rl_start_training")["code"] == "server_down"
+
+
+@pytest.mark.parametrize("content", ["{", '{"properties": 1, "definitions": 2, "values": 3}', DEEP])
+def test_a_kept_schema_is_learnt_again(home: Path, content: str) -> None:
+    kept = home / "cache" / "schemas"
+    AgentSession("test").select("arithmetic")
+    names = [file.name for file in kept.glob("*.json")]
+    assert names
+    kept.unlink()  # other tests use those files too
+    kept.mkdir()
+    for name in names:
+        (kept / name).write_text(content)
+    assert AgentSession("test").select("arithmetic").config["largest"] == 9
+
+
+@pytest.mark.parametrize(
+    "change", [{"created_at": "x"}, {"started_at": "2026-01-01T00:00:00"}, {"status": "lost"}]
+)
+def test_a_run_whose_record_is_damaged_is_named(
+    ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json
+) -> None:
+    run_id, other = make_run().run_id, make_run(status="completed").run_id
+    file = desk.service.store.dir(run_id).record
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert ask("rl_check_status", run_id=run_id)["code"] == "storage"
+    listed = ask("rl_list_runs")
+    assert [run["run_id"] for run in listed["runs"]] == [other]
+    assert run_id in listed["warning"]
+
+
+def test_an_error_without_words(ask: Ask, make_run: MakeRun) -> None:
+    assert (
+        ask("rl_check_status", run_id=make_run(status="failed", error="").run_id)["status"]
+        == "failed"
+    )
+
+
+def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSession) -> None:
+    ask("rl_select_environment", name="arithmetic")
+    desk.session_file.file.write_text(
+        desk.session_file.file.read_text().replace('"embedded"', '"nix"')
+    )
+    for tool, arguments in (
+        ("rl_edit_config", {"field": "seed", "value": 1}),
+        ("rl_test_inference", {}),
+        ("rl_start_training", {}),
+        ("rl_get_current_config", {}),
+    ):
+        assert ask(tool, **arguments)["code"] == "config", tool
+
+
+@pytest.mark.parametrize("model", ["~nosuchuser/x", "/nowhere", "a\x00b"])
+def test_a_model_that_is_no_place(ask: Ask, model: str) -> None:
+    assert ask("rl_select_environment", name="arithmetic", model=model)["code"] in (
+        "model_not_found",
+        "arguments",
+    )
+
+
+def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
+    value: Any = 1
+    for _ in range(900):
+        value = [value]
+    desk.select("arithmetic")
+    answer, _ = TOOLS["rl_edit_config"].run_safely(
+        CallContext(desk), {"field": "wandb_name", "value": value}
+    )
+    assert answer["code"] == "arguments"
+
+
+def test_a_run_that_was_never_submitted_ends_and_is_in_nobodys_way(
+    ask: Ask, make_run: MakeRun
+) -> None:
+    """Its starter was killed between the folder and the server."""
+    long_ago = (datetime.now(UTC) - timedelta(minutes=10)).isoformat()
+    answer = ask("rl_check_status", run_id=make_run(status="pending", queued_at=long_ago).run_id)
+    assert answer["status"] == "failed"
+    assert "never submitted" in answer["error"]
+
+
+@pytest.fixture
+def make_test(home: Path) -> Callable[..., InferenceTest]:
+    def make(**changes: Any) -> InferenceTest:
+        tests = InferenceTestStore(home)
+        request = InferenceRequest(
+            environment="arithmetic", environment_file="a.py", models=["embedded:tiny"]
+        )
+        test = tests.create(request, "").model_copy(update=changes)
+        tests.save(test)
+        return test
+
+    return make
+
+
+def test_a_test_that_nobody_runs_any_more_has_failed(
+    ask: Ask, make_test: Callable[..., InferenceTest]
+) -> None:
+    dead = ask("rl_test_inference", test_id=make_test(status="running").test_id)
+    assert dead["status"] == "failed"
+    assert "flow is gone" in dead["error"]
+    long_ago = (datetime.now(UTC) - timedelta(minutes=10)).isoformat()
+    lost = ask("rl_test_inference", test_id=make_test(created_at=long_ago).test_id)
+    assert "never submitted" in lost["error"]
+
+
+@pytest.mark.parametrize(
+    "result", [{"summary": 5}, {"models_tested": 5}, {"test_id": 5, "status": 5}]
+)
+def test_the_result_of_a_test(
+    ask: Ask, make_test: Callable[..., InferenceTest], result: Json
+) -> None:
+    answer = ask("rl_test_inference", test_id=make_test(status="completed", result=result).test_id)
+    assert answer["code"] == "storage"
+    assert "test.json" in answer["error"]
+
+
+def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: AgentSession) -> None:
+    ask("rl_select_environment", name="arithmetic")
+    with desk.session_file.change() as state:
+        from lachesis.agent_tools.session import RequestedTest
+
+        asked = {**state.draft.model_dump(), "num_steps": 3, "group_size": 16}  # type: ignore[union-attr]
+        asked |= dict.fromkeys(("models", "prompts", "max_tokens", "temperature"))
+        state.test = RequestedTest(request=asked, test_id="ffffffff")
+    assert ask("rl_test_inference")["code"] == "server_down", "a new one is started"

@@ -1,0 +1,47 @@
+"""The tool and the route that return what the model answered in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.testclient import TestClient
+
+from lachesis.agent_tools import http_routes
+from lachesis.base.json_text import Json
+from lachesis.rollouts.parquet_files import RolloutFolder
+from lachesis.runs.store import RunStore
+from tests.records import make_record
+from tests.rollout_rows import make_row
+
+Ask = Callable[..., Json]
+
+
+def test_rl_get_rollouts(ask: Ask) -> None:
+    store = RunStore()
+    store.create(make_record())
+    failed = make_row(2, 1, 1, 0.5, outcome="invalid", reason="the verifier failed")
+    rows = [make_row(1, 0, 0, 1.0), make_row(2, 1, 0, 0.0, answer="x" * 3000), failed]
+    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
+    answer = ask("rl_get_rollouts", run_id="0123abcd")
+    assert [row["score"] for row in answer["rollouts"]] == [0.0, 1.0]
+    assert len(answer["rollouts"][0]["answer"]) == 2000
+    assert answer["message"] == "2 of 2 rollouts that match; kept are those of steps 1 to 2"
+    (best,) = ask("rl_get_rollouts", run_id="0123abcd", order="best", limit=1)["rollouts"]
+    assert (best["step"], best["prompt"]) == (1, "0+1=")
+    (invalid,) = ask("rl_get_rollouts", run_id="0123abcd", order="invalid")["rollouts"]
+    assert invalid["reason"] == "the verifier failed"
+    assert ask("rl_get_rollouts", run_id="0123abcd", item="key1", step=-1)["rollouts"]
+    assert ask("rl_get_rollouts", run_id="00000000")["code"] == "unknown_run"
+    assert ask("rl_get_rollouts", run_id="0123abcd", limit=0)["code"] == "arguments"
+    assert "steps 1 to 2" in ask("rl_get_rollouts", run_id="0123abcd", step=9)["error"]
+
+
+def test_get_runs_id_rollouts() -> None:
+    store = RunStore()
+    store.create(make_record())
+    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append([make_row(1, 0, 0, 1.0)])
+    with TestClient(http_routes.create_app(), base_url="http://localhost:8080") as client:
+        answer = client.get("/runs/0123abcd/rollouts", params={"order": "best", "limit": 1})
+        assert answer.json()["rollouts"][0]["prompt"] == "0+1="
+        assert client.get("/runs/0123abcd/rollouts?order=no").status_code == 422
+        assert client.get("/runs/00000000/rollouts").status_code == 404

@@ -1,0 +1,72 @@
+"""What is kept of an agent's session."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lachesis.agent_tools.draft import AgentSession
+from lachesis.base.json_text import Json
+from lachesis.runs.record import RunRecord
+
+Ask = Callable[..., Json]
+MakeRun = Callable[..., RunRecord]
+
+
+def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: Path) -> None:
+    one, other = AgentSession("one"), AgentSession("other")
+    one.select("arithmetic")
+    other.select("arithmetic")
+    one.edit("group_size", 8)
+    assert AgentSession("one").get_current_config().configurable_fields[0].current_value == 8
+    assert AgentSession("other").get_current_config().configurable_fields[0].current_value == 16
+
+
+def test_two_edits_at_once_are_both_kept(home: Path) -> None:
+    AgentSession("one").select("arithmetic")
+    edits = {
+        "group_size": 8,
+        "batch_size": 64,
+        "total_steps": 7,
+        "largest": 5,
+        "seed": 3,
+        "data_seed": 4,
+    }
+    threads = [
+        threading.Thread(target=AgentSession("one").edit, args=edit) for edit in edits.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = {
+        name.split(".")[1]: value
+        for name, value in AgentSession("one").session_file.read().draft.edits.items()
+    }  # type: ignore[union-attr]
+    assert kept == edits
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"starts": 7}', b"\xff\xfe\x00"])
+def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
+    desk: AgentSession, ask: Ask, content: bytes
+) -> None:
+    desk.select("arithmetic")
+    desk.session_file.file.write_bytes(content)
+    answer = ask("rl_edit_config", field="group_size", value=8)
+    assert answer["code"] == "storage"
+    (aside,) = desk.session_file.file.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == content
+    assert str(aside) in answer["error"]
+    assert ask("rl_get_current_config")["code"] == "run_state"
+    desk.select("arithmetic")
+    assert aside.read_bytes() == content
+
+
+def test_state_belongs_to_its_owner_alone(desk: AgentSession) -> None:
+    desk.select("arithmetic")
+    assert os.stat(desk.session_file.file).st_mode & 0o077 == 0
+    assert os.stat(desk.session_file.file.parent).st_mode & 0o077 == 0

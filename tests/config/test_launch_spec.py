@@ -1,0 +1,126 @@
+"""The parameters of a flow run describe a launch, and a launch describes them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.requested_runs import find_or_create_run
+from lachesis.base.errors import ArgumentsError, FieldValueError, LachesisError
+from lachesis.config.launch_spec import (
+    TestParameters,
+    TrainingParameters,
+    check_parameters,
+    format_settings,
+    parse_settings,
+)
+from lachesis.operations.service import LachesisService
+from tests.bad_inputs import BAD_INPUTS, BadInput
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"group_size": 8, "tinker.use_wandb": False, "limits.max_hours": None},
+        {"prompt": "two\nlines", "other": " a blank before\n\nand an empty line\n"},
+        {"env.mixture": {"calm": {"weight": 2.5}}, "list": [1, "two"]},
+        {"equals": "a=b", "hash": "# no comment"},
+    ],
+)
+def test_settings_are_read_as_they_were_written(values: dict[str, Any]) -> None:
+    read = dict(parse_settings(format_settings(values) or ""))
+    assert set(read) == set(values)
+    for name, value in values.items():
+        if isinstance(value, str):
+            assert read[name] == value
+
+
+def test_settings_of_a_person_may_have_empty_lines_and_comments() -> None:
+    text = "\n# small\ngroup_size = 8\n\nprompt=one\n  two\n"
+    assert parse_settings(text) == [("group_size", " 8"), ("prompt", "one\n two")]
+
+
+def test_an_error_in_settings_names_the_line() -> None:
+    with pytest.raises(FieldValueError, match=r"settings, line 3: 'group_size 8' is not an"):
+        parse_settings("a=1\n\ngroup_size 8")
+
+
+def test_parameters_describe_a_launch() -> None:
+    values = {
+        "environment": "arithmetic",
+        "steps": 20,
+        "name": "mine",
+        "seed": None,
+        "settings": "batch_size=64",
+        "limits": {"max_hours": 2, "max_cost_usd": None},
+    }
+    request = check_parameters(TrainingParameters, values).to_request()
+    assert (request.environment, request.profile, request.name) == (
+        "arithmetic",
+        "embedded",
+        "mine",
+    )
+    assert request.edits == (
+        ("batch_size", "64"),
+        ("env.total_steps", 20),
+        ("limits.max_hours", 2.0),
+    )
+    assert request.by_owner is True
+    values["by_agent"] = True
+    assert check_parameters(TrainingParameters, values).to_request().by_owner is False
+
+
+def test_a_launch_is_described_by_the_parameters_that_make_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in Prefect starts with the same configuration, apart from what the owner alone may."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    service = LachesisService()
+    values = {
+        "environment": "arithmetic",
+        "steps": 20,
+        "seed": 7,
+        "settings": "group_size=8\nbatch_size=64\ntinker.learning_rate=0.002",
+        "limits": {"max_hours": 1.5},
+    }
+    first = find_or_create_run(service, values, None)
+    assert first.parameters == {
+        **values,
+        "profile": "embedded",
+        "settings": "env.group_size=8\nenv.batch_size=64\ntinker.learning_rate=0.002",
+        "run_id": first.run_id,
+    }
+    copy = {name: value for name, value in first.parameters.items() if name != "run_id"}
+    second = find_or_create_run(service, copy, None)
+    assert second.run_id != first.run_id
+    folders = [service.store.dir(record.run_id) for record in (first, second)]
+    configs = [
+        [line for line in folder.config.read_text().splitlines() if "wandb_name" not in line]
+        for folder in folders
+    ]
+    assert configs[0] == configs[1]
+
+
+def test_parameters_of_a_test_describe_its_options() -> None:
+    values = {"environment": "arithmetic", "models": ["embedded:tiny"], "steps": 2}
+    checked = check_parameters(TestParameters, values)
+    assert checked.to_options().models == ["embedded:tiny"]
+    assert (checked.to_options().num_steps, checked.to_options().group_size) == (2, 16)
+    with pytest.raises(ArgumentsError, match="group_size is 0; allowed: integer, at least 1"):
+        check_parameters(TestParameters, {**values, "group_size": 0})
+
+
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
+def test_a_flow_refuses_a_bad_input_by_a_sentence(
+    bad: BadInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule is not checked by the server, so the flow checks everything again."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    service = LachesisService()
+    with pytest.raises(LachesisError) as raised:
+        find_or_create_run(service, bad.parameters, None)
+    for word in bad.words:
+        assert word in str(raised.value)
+    assert service.store.all() == []

@@ -1,0 +1,41 @@
+"""Atropos with the hooks of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from atroposlib.envs.base import APIServerConfig, BaseEnv
+from atroposlib.envs.server_handling.server_baseline import APIServer
+from atroposlib.envs.server_handling.server_manager import ServerManager
+
+from lachesis.environment_process import evaluation_recorder, requested_evaluations
+from tests.endpoint import serving
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
+    """Two servers, ours and a judge's, and a manager of both."""
+    for cls, names in (
+        (APIServer, evaluation_recorder.SAMPLING_METHODS),
+        (BaseEnv, ("evaluate_log", "_run_evaluate")),
+    ):
+        for name in names:
+            monkeypatch.setattr(cls, name, getattr(cls, name))
+    with serving() as ours, serving() as judge:
+        configs = [
+            APIServerConfig(
+                base_url=one.url,
+                api_key="k",
+                model_name="right",
+                server_type="openai",
+                health_check=False,
+            )
+            for one in (ours, judge)
+        ]
+        with monkeypatch.context() as patched:
+            patched.setattr(ServerManager, "servers", None, raising=False)
+            evaluation_recorder.install_evaluation_hooks()
+            requested_evaluations.install_evaluate_command(ours.url.removesuffix("/v1"))
+            yield ServerManager(configs), ours, judge

@@ -1,0 +1,338 @@
+"""What a call of `evaluate()` asks, and what is made of whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lachesis.environment_process import request_counters
+from lachesis.environment_process import requested_evaluations as module
+from lachesis.environment_process.evaluation_recorder import (
+    EvaluationRun,
+    count_items,
+    count_text_items,
+)
+from lachesis.environment_process.requested_evaluations import evaluate_and_report
+from tests.environment_process.evaluated import Env, append, append_after_a_log
+from tests.patience import POLL_S
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> None:
+    """Those at our server, through clients with limits of their own, from tasks and threads of the
+    evaluation too.
+    """
+    manager, ours, judge = installed
+    before, seen = manager.servers, []
+
+    async def work(env: Env) -> None:
+        own, other = manager.servers
+        seen.append(
+            (
+                own.config.base_url,
+                own.sem is before[0].sem,
+                own.sem.max_val,
+                other is before[1],
+                request_counters.is_evaluation_request.get(),
+            )
+        )
+        await asyncio.gather(
+            *(
+                asyncio.create_task(manager.servers[1].chat_completion(messages=chat("1+1=")))
+                for _ in range(2)
+            )
+        )
+        seen.append(await asyncio.to_thread(lambda: manager.servers[0].config.base_url))
+        await env.evaluate_log({"eval/percent_correct": 1.0})
+
+    url = ours.url.removesuffix("/v1")
+    report = await evaluate_and_report(Env(work), EvaluationRun(url, "/evaluations/7"))
+    pinned = f"{url}/evaluations/7/v1"
+    assert seen == [(pinned, False, before[0].config.num_requests_for_eval, True, True), pinned]
+    assert report == {"metrics": {"eval/percent_correct": 1.0}, "items": 0}, (
+        "a judge answers no held-out item"
+    )
+    assert manager.servers is before
+    assert judge.keys == {"Bearer k"}
+
+
+async def test_items_are_the_prompts_that_continue_no_other(installed: Any) -> None:
+    manager, ours, _ = installed
+
+    async def work(env: Env) -> dict[str, float]:
+        for texts in (("1+1=",), ("1+1=",), ("1+1=", "2", "and 3+4="), ("5+6=",)):
+            await manager.servers[0].chat_completion(messages=chat(*texts))
+        return {"accuracy": 0.5}
+
+    report = await evaluate_and_report(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
+    assert report == {"metrics": {"accuracy": 0.5}, "items": 2}
+    assert count_items([(1, 2), (1, 2, 3, 4), (1, 3), (10,), (1, 2, 3)]) == 3
+    assert count_items([]) == 0
+
+
+async def test_texts_are_items_unless_they_continue_an_answered_one(installed: Any) -> None:
+    """A text may begin with another one by chance."""
+    manager, ours, _ = installed
+    answers = {"1+1": " is 2", "1+12": " is 13", "1+13": "", "1+1 is 2, and 3+4": " is 7"}
+
+    async def complete(self: Any, **options: Any) -> Any:
+        return SimpleNamespace(choices=[SimpleNamespace(text=answers[options["prompt"]])])
+
+    async def work(env: Env) -> dict[str, float]:
+        for prompt in answers:
+            await manager.servers[0].completion(prompt=prompt)
+        return {"accuracy": 0.5}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(manager.servers[0]), "_completion_wrapper", complete)
+        report = await evaluate_and_report(Env(work), EvaluationRun(ours.url.removesuffix("/v1")))
+    assert report == {"metrics": {"accuracy": 0.5}, "items": 3}
+    assert count_text_items(["a", "ab", "abcd", "x"], ["ab", "abc", "y"]) == 3
+    assert count_text_items([], ["a"]) == 0
+
+
+async def _raise(env: Env) -> None:
+    raise ValueError("no held-out items")
+
+
+async def _append_before_a_log(env: Env) -> None:
+    env.eval_metrics.append(("eval/accuracy", 1.0))
+    env.eval_metrics = []
+
+
+async def _append_after_numbers(env: Env) -> None:
+    env.eval_metrics.extend([0.5, (1, 2, 3), ("eval/accuracy", 1.0)])
+
+
+async def _name_by_pairs(env: Env) -> Any:
+    return {("a", "b"): 0.3, "accuracy": 1.0}
+
+
+async def _nothing(env: Env) -> None:
+    pass
+
+
+async def _cancel(env: Env) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("work", "report"),
+    [
+        (_raise, {"error": "evaluate() raised ValueError: no held-out items"}),
+        (append, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (append_after_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_append_before_a_log, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_append_after_numbers, {"metrics": {"eval/accuracy": 1.0}, "items": 0}),
+        (_name_by_pairs, {"metrics": {"('a', 'b')": 0.3, "accuracy": 1.0}, "items": 0}),
+        (
+            _nothing,
+            {
+                "is_last": True,
+                "error": "evaluate() returned no metrics; it must return them or call "
+                "evaluate_log(metrics)",
+            },
+        ),
+        (_cancel, {"error": "evaluate() was cancelled"}),
+        (lambda env: asyncio.sleep(60), {"error": "evaluate() did not finish within 0.5 s"}),
+    ],
+    ids=[
+        "raises",
+        "appends",
+        "appends after a log",
+        "appends before a log",
+        "appends after numbers",
+        "names by pairs",
+        "nothing",
+        "cancelled",
+        "hangs",
+    ],
+)
+async def test_whatever_an_evaluation_does_is_reported(
+    monkeypatch: pytest.MonkeyPatch, work: Any, report: Any
+) -> None:
+    monkeypatch.setattr(module, "MAX_EVALUATION_S", 0.5)
+    assert await evaluate_and_report(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
+
+
+async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
+    """They are there before evaluate() is called."""
+    env = Env(append)
+    env.eval_metrics = [0.5]
+    report = await evaluate_and_report(env, EvaluationRun("http://127.0.0.1:9"))
+    assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
+
+
+class Trainer(http.server.ThreadingHTTPServer):
+    """Answers each question for the next evaluation by calling `offer`, and keeps the reports.
+
+    What `offer` gives is sent as JSON; None is no answer at all.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, offer: Callable[[], Any]) -> None:
+        super().__init__(("127.0.0.1", 0), _Answering)
+        self.offer = offer
+        self.reports: list[tuple[str, dict[str, Any]]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answering(http.server.BaseHTTPRequestHandler):
+    server: Trainer
+
+    def do_GET(self) -> None:
+        self._answer(self.server.offer())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+        if body:
+            self.server.reports.append((self.path.rpartition("/")[2], body))
+        self._answer({})
+
+    def _answer(self, answer: Any) -> None:
+        content = json.dumps(answer).encode()
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that was ended
+            super().handle()
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    """A trainer that says that no evaluation will come."""
+    monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
+    with Trainer(lambda: {"over": True}) as served:
+        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
+        yield served
+        served.shutdown()
+
+
+class Training(Env):
+    """An environment that has made its last group, two steps before the end of training."""
+
+    def __init__(self, work: Any = append) -> None:
+        super().__init__(work)
+        self.config.steps_per_eval, self.config.total_steps = 2, 8
+        self.status_dict = {"current_step": 6}
+        self.goes_on = True
+
+    async def env_step_checks(self) -> None:
+        pass
+
+    async def env_manager(self) -> None:
+        await self.env_step_checks()
+
+    async def get_status(self) -> None:
+        if self.goes_on:
+            step = self.status_dict["current_step"]
+            self.status_dict = {"current_step": min(self.config.total_steps, step + 1)}
+
+
+def watched(trainer: Trainer) -> type[Training]:
+    """A class that evaluates when this trainer asks for it."""
+    cls = type("Watched", (Training,), {})
+    module.EvaluationClient(trainer.url, "token").install_schedule(cls)
+    return cls
+
+
+async def test_the_evaluation_of_the_last_step_is_made_though_the_last_group_was_made_before(
+    trainer: Trainer,
+) -> None:
+    """Atropos leaves its loop as soon as enough batches wait."""
+    env = watched(trainer)()
+    offers = iter([{"id": "last", "step": 8}, {"over": True}])
+
+    def offer() -> dict[str, Any]:
+        if env.status_dict["current_step"] < 8:
+            time.sleep(0.01)
+            return {}
+        return next(offers)
+
+    trainer.offer = offer
+    await env.env_manager()
+    ((name, report),) = trainer.reports
+    assert (name, report["metrics"]) == ("last", {"eval/accuracy": 1.0})
+
+
+async def test_training_that_stands_still_is_not_waited_for(
+    trainer: Trainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_STEP_WAIT_S", 0.05)
+
+    def offer() -> dict[str, Any]:
+        time.sleep(0.01)
+        return {}
+
+    trainer.offer, env = offer, watched(trainer)()
+    env.goes_on = False
+    await env.env_manager()
+    assert env.status_dict["current_step"] == 6
+
+
+class Unreadable:
+    """A value that is not a number, and says so in its own way."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("only one element tensors can be converted")
+
+
+async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_last_step(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a question without an answer, however long it takes, nor metrics of whatever kind."""
+    monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.0)
+    found: list[Any] = [
+        {("a", "b"): 0.3, "value": Unreadable(), "accuracy": 0.5},
+        {"nested": {("a", "b"): 0.3}},
+        {"accuracy": 1.0},
+    ]
+    results = iter(found)
+
+    async def work(env: Env) -> Any:
+        return next(results)
+
+    answers = [None, {"id": "1"}, "odd", {"id": "2"}, None, {"id": "3"}, {"over": True}]
+    offers: Iterator[Any] = iter(answers)
+    trainer.offer = lambda: next(offers)
+    env = Training(work)
+    env.goes_on = False
+    await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
+    first, second, third = (report for _, report in trainer.reports)
+    assert first["metrics"] == {"('a', 'b')": 0.3, "value": None, "accuracy": 0.5}
+    assert second["error"].startswith("the metrics of evaluate() are not JSON: TypeError")
+    assert third["metrics"] == {"accuracy": 1.0}
+
+
+async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.05)
+    env = Training()
+    env.status_dict = {"current_step": 8}
+    trainer.offer = lambda: None
+    await module.EvaluationClient(trainer.url, "token").run_evaluations(env)
+    assert trainer.reports == []

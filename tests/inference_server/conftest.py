@@ -1,0 +1,52 @@
+"""The inference server on a real engine and a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from lachesis.config import run_config as run_config
+from lachesis.inference_server.app import create_app
+from lachesis.inference_server.serving import bind_inference_socket, serve_in_background
+from lachesis.supervision.services.ports import reserve_free_ports
+from lachesis.trainer.trained_model import Policy
+from lachesis.trainer.trainer_state import TrainerState
+from tests.patience import deadline
+
+
+@pytest.fixture
+async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """The application on a real port; its address."""
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}"
+    edits = {"openai": {"base_url": f"{url}/v1"}, "env": {"max_token_length": 16}}
+    config = run_config.resolve_run_config("arithmetic", "embedded", edits, model=engine.model)
+    policy = await Policy.create(config, resume_from=None)
+    await policy.publish()
+    app = create_app(
+        policy, AutoTokenizer.from_pretrained(engine.model), config, TrainerState("training", 7)
+    )
+    with bind_inference_socket(config) as sock:
+        async with serve_in_background(app, sock):
+            await until_answers(f"{url}/health")
+            yield url
+    await policy.close("success")
+
+
+async def until_answers(url: str) -> None:
+    until = deadline(20)
+    async with httpx.AsyncClient() as client:
+        while True:
+            try:
+                await client.get(url)
+                return
+            except httpx.HTTPError:
+                assert time.monotonic() < until, f"{url} does not answer"
+                await asyncio.sleep(0.05)

@@ -1,0 +1,343 @@
+"""Whether an environment works and can be learned from: its real `process` command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import Pause
+
+from flows import validate as flows_validate
+from flows.validate import validate
+from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
+from lachesis.config import run_config as run_config
+from lachesis.environment_check.stages import StageChild
+from lachesis.environment_process.model_free_check import STAGE_NAMES
+from lachesis.inference_tests.results import collect_inference_counts, measure_groups, read_samples
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
+from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_learnability
+from lachesis.runs.environment_counters import read_counts
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.tiny_model import build as tiny_model_build
+from tasks import inference
+from tasks.inference import InferenceTestContext, run_model_inference
+from tests.endpoint import Endpoint, serving
+
+pytestmark = pytest.mark.timeout(400)
+SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
+Make = Callable[..., InferenceTestContext]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def make(
+    random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Make:
+    """A test of the sums with that fault, on the random model's tokenizer."""
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
+
+    def bench(
+        kind: str = "sound",
+        model: str = "right",
+        file: Path = SUMS,
+        class_name: str = "Sums",
+        steps: int = 4,
+    ) -> InferenceTestContext:
+        config = run_config.resolve_run_config(
+            "sums", "embedded", {"env": {"kind": kind}}, model=random_model
+        )
+        asked = InferenceRequest(
+            environment="sums",
+            environment_file=str(file),
+            models=[model],
+            num_steps=steps,
+            group_size=8,
+        )
+        tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
+        test = tests.create(asked, config.to_yaml(), class_name=class_name)
+        return InferenceTestContext(
+            tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
+        )
+
+    return bench
+
+
+def stages(bench: InferenceTestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
+    """The detail of each stage; raises for the one that fails."""
+    with ServiceGroup() as group:
+        folder = bench.tests.dir(bench.test.test_id)
+        child = StageChild(
+            group, bench.test.request.environment_file, bench.test.class_name, bench.config, folder
+        )
+        return {
+            name: child.wait_for_stage(name, timeouts_s.get(name, 60.0))["detail"]
+            for name in STAGE_NAMES
+        }
+
+
+def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
+    """What the model's test has counted, and its error."""
+    (model,) = bench.test.request.models
+    error = None
+    try:
+        run_model_inference.fn(bench, model, "run")
+    except LachesisError as problem:
+        error = problem
+    output = bench.tests.get_output_file(bench.test, model)
+    return collect_inference_counts(
+        output, read_counts(bench.tests.get_counters_file(bench.test, model))
+    ), error
+
+
+def at_once(
+    benches: dict[str, InferenceTestContext], do: Callable[[InferenceTestContext], Any]
+) -> dict[str, Any]:
+    with ThreadPoolExecutor(len(benches)) as pool:
+        return dict(zip(benches, pool.map(do, benches.values()), strict=True))
+
+
+def judge(
+    counts_and_errors: dict[str, tuple[InferenceCounts, LachesisError | None]],
+) -> dict[str, Verdict]:
+    """Judge what each test has counted."""
+    return {
+        name: judge_learnability(counts, error=error and str(error))
+        for name, (counts, error) in counts_and_errors.items()
+    }
+
+
+def test_verdicts_of_prepared_environments(make: Make) -> None:
+    """One that can be learned, one too hard, faults of the environment itself: each by its word and
+    evidence.
+    """
+    benches = {
+        "learnable": make(model="sometimes"),
+        "too hard": make(model="never"),
+        "nan": make("nan"),
+        "raises": make("raises", model="sometimes"),
+    }
+    counts_and_errors = at_once(benches, ask)
+    verdicts = judge(counts_and_errors)
+    assert verdicts["learnable"].word == "learnable"
+    assert verdicts["learnable"].zero_signal_share == 0
+    assert verdicts["learnable"].reward_mean == 0.5
+    assert verdicts["too hard"].word == "too hard"
+    assert verdicts["too hard"].truncation_rate == 1.0
+    assert "truncated at the token limit" in " ".join(verdicts["too hard"].evidence)
+    assert verdicts["nan"].word == "broken"
+    assert "a score is nan" in " ".join(verdicts["nan"].evidence)
+    assert verdicts["raises"].word == "broken"
+    assert verdicts["raises"].invalid_rate == 0.5
+    assert "cannot be read" in verdicts["raises"].evidence[0]
+    learnt = benches["learnable"]
+    place = (learnt.test, "sometimes")
+    took = measure_groups(
+        learnt.tests.get_output_file(*place), read_counts(learnt.tests.get_counters_file(*place))
+    )
+    assert [
+        (one.rollouts, one.prefill, one.sampled, one.completions_per_prompt) for one in took
+    ] == [(8, 5, 16, 8.0)] * 4
+    first = read_samples(learnt.tests.get_samples_file(*place))[0]
+    assert (first["prompt"], set(zip(first["responses"], first["scores"], strict=True))) == (
+        "1+1=",
+        {("2", 1.0), ("3", 0.0)},
+    )
+
+
+@pytest.mark.long
+def test_verdicts_of_further_environments(make: Make) -> None:
+    """One too easy, one whose verifier hears nothing, and two that give fewer groups than asked."""
+    benches = {
+        "too easy": make(model="right"),
+        "deaf": make("deaf verifier"),
+        "short": make("short"),
+        "leaves out": make("leaves out", model="sometimes", steps=12),
+    }
+    counts_and_errors = at_once(benches, ask)
+    verdicts = judge(counts_and_errors)
+    assert verdicts["too easy"].word == "too easy"
+    assert verdicts["deaf"].word == "broken"
+    assert "all 32 rollouts got the score 0.5" in verdicts["deaf"].evidence[0]
+    assert (verdicts["short"].groups, counts_and_errors["short"][1]) == (2, None)
+    assert (verdicts["leaves out"].word, counts_and_errors["leaves out"][1]) == ("learnable", None)
+    assert verdicts["leaves out"].zero_signal_share == 0.6667, (
+        "8 of 12 groups were left out, which is no fault"
+    )
+
+
+def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
+    make: Make, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A refused key, too many requests, an answer cut in the middle, one that never comes."""
+    found = at_once(
+        {model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask
+    )
+    monkeypatch.setattr(inference, "MODEL_TIMEOUT_S", 12.0)
+    found["slow"] = ask(make(model="slow", steps=1))
+    for model in ("status-429", "cut"):  # asking again may help
+        assert isinstance(found[model][1], ServerDownError), found[model][1]
+        assert f"the endpoint of {model} could not be used" in str(found[model][1])
+    assert not isinstance(found["status-401"][1], ServerDownError)
+    assert "AuthenticationError" in str(found["status-401"][1])
+    assert isinstance(found["slow"][1], HealthTimeoutError)
+    assert endpoint.keys == {f"Bearer {endpoint.key}"}
+    held = [
+        file
+        for file in tmp_path.rglob("*")
+        if file.is_file() and endpoint.key.encode() in file.read_bytes()
+    ]
+    assert held == []
+    assert all(endpoint.key not in str(error) for _, error in found.values())
+
+
+def test_stages_fail_by_their_names(make: Make) -> None:
+    crash = make("crash", file=SUMS.with_name("crash.py"), class_name="Crash")
+    benches = {"sound": make(), "never returns": make("never returns"), "crash": crash}
+
+    def tried(bench: InferenceTestContext) -> Any:
+        try:
+            return stages(bench, {"dataset": 3.0})
+        except StageError as error:
+            return error
+
+    found = at_once(benches, tried)
+    free = found["sound"]["model-free check"]
+    assert free["gold_right"] == free["corrupt_wrong"] == 16
+    wrong = {
+        name: error.details["stage"]
+        for name, error in found.items()
+        if isinstance(error, StageError)
+    }
+    assert wrong == {"never returns": "dataset", "crash": "import"}
+    assert "not done after 3 s" in str(found["never returns"])
+    assert "RuntimeError at crash.py:12: no data set here" in str(found["crash"])
+
+
+SLURM = """
+
+class Slurm(Sums):
+    name = "sums"
+
+    def __init__(self, config, server_configs, slurm=True, testing=False):
+        super().__init__(config, server_configs, slurm=True, testing=testing)
+
+
+if __name__ == "__main__":
+    Slurm.cli()
+"""
+
+
+def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(
+    make: Make, tmp_path: Path
+) -> None:
+    """Here is no Slurm, and the model is where the configuration names it."""
+    file = tmp_path / "slurm_sums.py"
+    file.write_text(SUMS.read_text().partition("if __name__")[0] + SLURM)
+    bench = make(file=file, class_name="Slurm")
+    assert stages(bench, {})["dataset"]["items"] == 16
+    counted, error = ask(bench)
+    assert (len(counted.scores_P), error) == (4, None)
+
+
+def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "loud_sums.py"
+    file.write_text(
+        SUMS.read_text().replace(
+            "time.sleep(600)", "while True:\n                print('x' * 60_000)"
+        )
+    )
+    with pytest.raises(
+        StageError, match=r"it printed more than 50 MB and was killed, see .*check\.log"
+    ) as failed:
+        stages(make("never returns", file=file), {})
+    assert failed.value.details["stage"] == "dataset"
+
+
+def test_a_missing_model_is_built_before_anything_is_judged(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment's tokenizer is that of the model, also when an endpoint answers; without it
+    all would seem broken.
+    """
+    bench = make()
+    built: list[Path] = []
+    monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
+    inference.build_missing_model(bench)
+    assert not built
+    tiny = tiny_model_build.get_tiny_model_path(
+        tiny_model_build.TinyModelRecipe(), bench.tests.home
+    )
+    inference.build_missing_model(
+        replace(
+            bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))
+        )
+    )
+    assert built == [bench.tests.home]
+
+
+def test_a_test_that_is_suspended_in_prefect_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's next task says so; there is no checkpoint to go on from."""
+
+    def suspended(_: InferenceTestContext) -> None:
+        raise Pause("paused")
+
+    bench = make()
+    monkeypatch.setattr("flows.validate.build_missing_model", suspended)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    monkeypatch.setenv("LACHESIS_HOME", str(bench.tests.home))
+    state = validate.fn(test_id=bench.test.test_id)
+    assert state is not None
+    assert state.type == "CANCELLED"
+    test = bench.tests.load(bench.test.test_id)
+    assert (test.status, test.error) == (
+        "failed",
+        "it was suspended in Prefect, which ends a test; start it again",
+    )
+    os.close(bench.lock_fd)
+
+
+def test_a_model_does_not_count_the_time_of_the_models_before_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are tested concurrently and awaited one after another."""
+    context = make()
+    test = context.test.model_copy(
+        update={"request": context.test.request.model_copy(update={"models": ["slow", "fast"]})}
+    )
+    context = replace(context, test=test, model_times={"slow": (10.0, 19.0), "fast": (10.0, 11.5)})
+    done = [SimpleNamespace(result=lambda **_: None) for _ in test.request.models]
+    monkeypatch.setattr(flows_validate, "run_model_inference", SimpleNamespace(map=lambda *_: done))
+    monkeypatch.setattr(flows_validate, "_make_model_entry", lambda *_: {})
+    recorder = flows_validate._TestRecorder(context.tests, test)
+    flows_validate._test_models(recorder, context, {})
+    assert [(stage.name, stage.seconds) for stage in recorder.test.stages] == [
+        ("inference slow", 9.0),
+        ("inference fast", 1.5),
+    ]
+
+
+def test_the_times_of_a_model_cover_all_its_attempts(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make()
+    (model,) = context.test.request.models
+    context.model_times[model] = (1.0, 2.0)
+    monkeypatch.setattr(inference, "_run_model_inference", lambda *_: None)
+    run_model_inference.fn(context, model, "run")
+    started, ended = context.model_times[model]
+    assert started == 1.0
+    assert ended > 2.0

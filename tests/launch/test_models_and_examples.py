@@ -1,0 +1,254 @@
+"""Which base model and which examples a launch takes, and which it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.agent_tools import launches
+from lachesis.base.errors import (
+    ConfigError,
+    FieldValueError,
+    LockedFieldError,
+    ModelNotFoundError,
+    ServerDownError,
+)
+from lachesis.cli.main import main
+from lachesis.config import run_config as run_config
+from lachesis.config.run_config import RunConfig
+from lachesis.inference_tests.store import TestOptions
+from lachesis.launch import choose_model
+from lachesis.launch.choose_model import LaunchRequest
+from lachesis.operations.service import LachesisService
+from lachesis.supervision.services.ports import reserve_free_ports
+from lachesis.tiny_model import build
+from lachesis.trainer import sft
+from lachesis.trainer.__main__ import parse_args, read_config
+from tests.launch.conftest import Refused
+
+
+def taught(home: Path, name: str, digest: str = "0123abcd") -> Path:
+    """A folder as `lachesis model build --for NAME` leaves it."""
+    folder = home / "models" / f"tiny-{name}-{digest}"
+    folder.mkdir(parents=True)
+    for file in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / file).write_text("{}")
+    return folder
+
+
+def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_silence(
+    own: Path, refused: Refused
+) -> None:
+    for command in ("train", "test"):
+        answer = refused(command, "own.py")
+        assert answer["code"] == "config"
+        assert "the tiny model knows sums only" in answer["error"]
+        assert f"`lachesis model build --for {own}`" in answer["error"]
+        assert "--model FOLDER_OR_NAME" in answer["error"]
+
+
+@pytest.mark.timeout(600)
+def test_the_command_that_the_refusal_names_helps(
+    own: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = refused("train", "own.py")["error"].split("`")[1]
+    assert main([*shlex.split(command)[1:], "--steps", "1", "--json"]) == 0
+    built = json.loads(capsys.readouterr().out)["path"]
+    assert main(["train", "own.py"]) == 1
+    said = capsys.readouterr().err
+    assert "server_down" in said, "everything that is checked before the server is asked has passed"
+    home = Path(os.environ["LACHESIS_HOME"])
+    assert choose_model.find_base_model(LaunchRequest("own"), [], None, home) == built
+
+
+@pytest.mark.parametrize("model", ["tiny", "embedded:tiny"])
+def test_the_model_of_sums_is_taken_where_it_is_named(
+    own: Path, refused: Refused, model: str
+) -> None:
+    assert refused("train", "own.py", "--model", model)["code"] == "server_down"
+    assert refused("test", "own.py", "--model", model)["code"] == "server_down"
+
+
+def test_without_a_server_nothing_is_built(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("train", "test"):
+        answer = refused(command, "arithmetic")
+        assert answer["code"] == "server_down"
+        assert "`lachesis serve`" in answer["error"]
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api")
+        answer = refused(command, "arithmetic")
+        assert answer["code"] == "server_down", "one is known and does not answer"
+        monkeypatch.delenv("PREFECT_API_URL")
+    assert not (Path(os.environ["LACHESIS_HOME"]) / "models").exists()
+
+
+def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
+    tmp_path: Path,
+) -> None:
+    def default(*environments: str) -> str | None:
+        return choose_model.find_base_model(
+            LaunchRequest(environments[0]), environments[1:], None, tmp_path
+        )
+
+    sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
+    assert default("own") == default("arithmetic") == sums
+    older, newer = taught(tmp_path, "own"), taught(tmp_path, "own", "89abcdef")
+    os.utime(older, (1, 1))
+    other = taught(tmp_path, "own-other")
+    taught(tmp_path, "arithmetic")
+    assert default("own") == str(newer)
+    assert default("own", "other") == str(other)
+    assert default("other") == default("arithmetic") == sums
+    assert choose_model.find_base_model(LaunchRequest("own", "tinker"), [], None, tmp_path) is None
+    assert choose_model.describe_default_model(LaunchRequest("own"), str(newer)) == (
+        f"no model is named, so the one taught on own is used: {newer}"
+    )
+    assert (
+        choose_model.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer))
+        is None
+    )
+    assert choose_model.describe_default_model(LaunchRequest("arithmetic"), sums) is None
+
+
+def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lachesis.agent_tools.draft import AgentSession
+
+    monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
+    desk = AgentSession("s")
+    assert "knows sums only" in str(desk.select("own").to_payload()["warning"])
+    assert "knows sums only" in str(launches.preview_start(desk).to_payload()["problem"])
+    with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
+        desk.start()
+    taught(desk.service.store.home, "own")
+    assert "warning" not in desk.select("own").to_payload()
+    with pytest.raises(ServerDownError):
+        desk.start()
+
+
+def test_a_model_that_is_nowhere_is_refused_before_anything_is_submitted(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for command in ("train", "test"):
+        answer = refused(command, "arithmetic", "--model", "Qwen/DoesNotExist")
+        assert answer["code"] == "model_not_found"
+        assert answer["error"].startswith("the model Qwen/DoesNotExist is not on this machine")
+    assert "--endpoint-model NAME" in answer["error"]
+    assert not (Path(os.environ["LACHESIS_HOME"]) / "runs").exists()
+
+
+def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, random_model: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    cloud = ("train", "arithmetic", "--profile", "tinker")
+    assert refused(*cloud)["code"] == "model_not_found"
+    assert refused(*cloud, "--model", random_model)["code"] == "validation_missing"
+    started = refused(*cloud, "--model", random_model, "--without-validation")
+    assert started["code"] == "server_down"
+
+
+def test_a_name_in_a_test_means_what_it_means_in_train(
+    random_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for the forecast, which is for the run that `train` would make."""
+    seen: list[tuple[LaunchRequest, TestOptions]] = []
+
+    def check(self: LachesisService, launch: LaunchRequest, options: TestOptions) -> Any:
+        seen.append((launch, options))
+        raise ServerDownError("enough")
+
+    monkeypatch.setattr(LachesisService, "check_test", check)
+
+    def asked(*words: str) -> tuple[str | None, list[str] | None]:
+        assert main(["test", "arithmetic", *words]) == 1
+        launch, options = seen.pop()
+        return launch.model, options.models
+
+    assert asked("--model", "Qwen/Qwen3-0.6B") == ("Qwen/Qwen3-0.6B", ["embedded:Qwen/Qwen3-0.6B"])
+    assert asked("--model", random_model) == (random_model, [f"embedded:{random_model}"])
+    assert asked("--model", "embedded:tiny") == ("tiny", ["embedded:tiny"])
+    assert asked("--endpoint-model", "qwen/qwen3-8b") == (None, ["qwen/qwen3-8b"])
+    assert asked("--model", "a/b", "--model", "tiny") == (None, ["embedded:a/b", "embedded:tiny"])
+    assert asked() == (None, None)
+    cloud = ("--profile", "tinker", "--model")
+    assert asked(*cloud, "Qwen/Qwen3-8B") == ("Qwen/Qwen3-8B", ["tinker:Qwen/Qwen3-8B"])
+    assert asked(*cloud[:2], "--endpoint-model", "a/b") == (None, ["a/b"])
+    assert asked(*cloud, random_model) == (None, [f"embedded:{random_model}"])
+
+
+def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
+    service = LachesisService()
+    with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
+        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
+    with pytest.raises(ModelNotFoundError, match="is not a model"):
+        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
+
+
+# --- examples to imitate
+# ----------------------------------------------------------------------------------------------
+
+
+def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "FILE.jsonl"
+    file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
+    service = LachesisService()
+    edits = (("sft_file", "FILE.jsonl"),)
+    for profile in ("embedded", "tinker"):
+        config, plan = service.preview(LaunchRequest("arithmetic", profile, edits, by_owner=True))
+        assert config.tinker.sft_file == str(file), "the trainer runs in another folder"
+        written = tmp_path / f"{profile}.yaml"
+        written.write_text(plan.config.to_yaml())
+        read_by_trainer = read_config(parse_args(["--config", str(written)])).tinker.sft_file
+        assert (
+            len(
+                sft.read_examples(
+                    Path(str(read_by_trainer)), build.build_tokenizer(), max_tokens=99
+                )
+            )
+            == 1
+        )
+        with pytest.raises(LockedFieldError, match=r"tinker.sft_file is locked .*an agent may not"):
+            service.preview(LaunchRequest("arithmetic", profile, edits))
+    described = service.describe(LaunchRequest("arithmetic", by_owner=True))
+    assert [field["locked"] for field in described["fields"] if field["name"] == "sft_file"] == [
+        None
+    ]
+
+
+def test_an_agent_cannot_name_a_file(own: Path) -> None:
+    from lachesis.agent_tools.draft import AgentSession
+
+    desk = AgentSession("s")
+    desk.select("arithmetic")
+    for field in ("sft_file", "tinker.sft_file"):
+        with pytest.raises(LockedFieldError):
+            desk.edit(field, str(own))
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", ".", "~nobody/x", "a\nb"])
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FieldValueError, match="allowed: a readable JSONL file"):
+        choose_model.resolve_examples_file(name)
+
+
+def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
+    """What is kept of a draft may be a text where a number is meant."""
+    config, _ = LachesisService().preview(
+        LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5")))
+    )
+    assert isinstance(config, RunConfig)
+    assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

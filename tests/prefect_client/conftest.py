@@ -1,0 +1,29 @@
+"""A Prefect server that the modules of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lachesis.prefect_client.background_serve import TRAINING_FLOW
+from lachesis.prefect_client.resources import PrefectApi
+from tests.prefect_server import give_database, serve_prefect
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
+    """The address of a server with the deployment of training runs."""
+    home = tmp_path_factory.mktemp("prefect")
+    give_database(home, empty_database)
+    with serve_prefect(home) as api:
+        flow = api._request("POST", "/flows/", {"name": TRAINING_FLOW})
+        api._request("POST", "/deployments/", {"name": "train-test", "flow_id": flow["id"]})
+        yield api.url
+
+
+@pytest.fixture
+def prefect_api(server: str) -> PrefectApi:
+    """A client of that server."""
+    return PrefectApi(server)

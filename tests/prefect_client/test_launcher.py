@@ -1,0 +1,296 @@
+"""What a look at a run may write, and who is told to end when the server does not answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lachesis.base.errors import ProcessExitedError, ServerDownError
+from lachesis.base.timestamps import now_iso
+from lachesis.checkpoints.manifests import Checkpoints, Manifest
+from lachesis.launch.resume import make_next_attempt_changes
+from lachesis.prefect_client import refresh, submit
+from lachesis.reporting.status import build_run_status
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
+from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
+from lachesis.supervision.services.ports import reserve_free_ports
+from tests.served import processes_under
+
+RUN = "0123abcd"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    found = RunStore(tmp_path)
+    values = {
+        "environment": "e",
+        "environment_file": "e.py",
+        "profile": "embedded",
+        "base_model": "m",
+        "flow_run_id": "f",
+    }
+    values |= {
+        "total_steps": 100,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+        "status": "running",
+    }
+    found.create(RunRecord.model_validate({"run_id": RUN, **values}))
+    return found
+
+
+def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: RunStore) -> None:
+    """Somebody looks, another one writes the end and resumes the run, and the first one goes on
+    with what it saw.
+    """
+    seen = store.load(RUN)
+    store.mark_ended(RUN, "stopped")
+    store.update(RUN, **make_next_attempt_changes(store.load(RUN)))
+    cancelled = {"state": {"type": "CANCELLED"}}
+    assert refresh._refresh_from_server(store, seen, "u", cancelled).status == "pending"
+    assert refresh._refresh_from_server(store, store.load(RUN), "u", cancelled).status == "pending"
+    assert store.load(RUN).attempt == 2
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_without_a_server_only_who_holds_the_run_is_told(
+    store: RunStore, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The system may have given the flow's number to somebody else, while the reaper still ends the
+    services.
+    """
+    store.update(RUN, flow_pid=sleeper.pid)
+    with store.dir(RUN).hold_alive_lock(), pytest.raises(ServerDownError):
+        submit.cancel_run(store, store.load(RUN))
+    assert sleeper.poll() is None
+    assert store.load(RUN).stop_reason is None, "nobody was asked"
+
+
+def test_without_a_server_the_flow_is_told(store: RunStore) -> None:
+    code = (
+        "import sys, time\nfile = open(sys.argv[1], 'w')\nprint('open', flush=True)\ntime.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(store.dir(RUN).lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as flow:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == b"open\n"
+        store.update(RUN, flow_pid=flow.pid)
+        submit.cancel_run(store, store.load(RUN))
+        assert flow.wait(10) == -15
+    assert store.load(RUN).stop_reason == submit.STOPPED_BY_USER
+
+
+def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:
+    folder = store.dir(RUN)
+    folder.checkpoints.mkdir(exist_ok=True)
+    Checkpoints(folder.checkpoints).write(
+        Manifest(step=25, state="tinker://s", sampler_weights="tinker://w")
+    )
+    steps = [
+        {"step": step, "time": time.time() - 100 + step, "reward/mean": 0.5}
+        for step in range(1, 49)
+    ]
+
+    def step_of(record: RunRecord) -> int:
+        return build_run_status(
+            record, folder, steps, ui_url=None, queue=None, warning=None
+        ).progress.step
+
+    first = store.load(RUN)
+    assert step_of(first) == 48
+    again = first.model_copy(update={"attempt": 2, "queued_at": now_iso()})
+    assert step_of(again) == 25
+    steps[25:] = [{"step": 26, "time": time.time() + 1, "reward/mean": 0.5}]
+    assert step_of(again) == 26
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('up', flush=True); time.sleep(600)"
+)
+
+
+def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner does not hear it, and neither does a process of one of its runs, nor that of its
+    flow.
+    """
+    from deployments import up
+
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    (tmp_path / "logs").mkdir()
+    stubborn = [sys.executable, "-c", STUBBORN]
+    env = {**os.environ, MARK_VARIABLE: build_mark(folder)}
+    run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
+    env = {**os.environ, LAUNCHER_MARK_VARIABLE: build_mark(tmp_path)}
+    flow = subprocess.Popen(
+        [*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True
+    )
+    runner = up.ManagedProcess("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
+    runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
+    for process in (run, flow, runner.process):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+    monkeypatch.setattr(up, "RUNS_END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(up, "FLOW_END_TIMEOUT_S", 0.5)
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children = [runner]
+    launcher_._end_all()
+    assert runner.process.returncode == -9
+    assert not psutil.pid_exists(run.pid)
+    assert not psutil.pid_exists(flow.pid)
+    for process in (run, flow, runner.process):
+        with process:  # closes its pipe
+            pass
+
+
+WAITS = """
+import pathlib, signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+print("up", flush=True)
+while not (told and pathlib.Path(sys.argv[1]).exists()):
+    time.sleep(0.05)
+"""
+SERVES = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
+
+
+def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Path) -> None:
+    """The runner tells it how its runs ended, and would ask for minutes. One that hangs is not
+    waited for.
+    """
+    from deployments import up
+
+    (tmp_path / "logs").mkdir()
+    there = tmp_path / "there"
+    server = up.ManagedProcess(
+        "server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0
+    )
+    server.num_deaths = len(up.RESTART_PAUSES_S)  # long ago
+    server.process = subprocess.Popen(["true"], start_new_session=True)
+    server.process.wait()
+    runner = up.ManagedProcess("runner", [], {}, 60.0, lambda: True, 1.0)
+    runner.process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert runner.process.stdout is not None
+    with runner.process.stdout as lines:
+        assert lines.readline() == b"up\n"
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children, launcher_.lock_fd = [server, runner], 0
+    launcher_._end_all()
+    assert runner.process.returncode == 0
+    assert server.process.returncode == -15
+
+
+def test_a_group_of_zombies_ends_the_launcher_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On macOS a signal to it is not permitted."""
+    from deployments import up
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    (tmp_path / "logs").mkdir()
+    child = up.ManagedProcess("server", ["true"], {}, 0.1, lambda: True, 1.0)
+    child.process = subprocess.Popen(["true"], start_new_session=True)
+    monkeypatch.setattr(os, "killpg", refuse)
+    launcher_ = up.Launcher(tmp_path, None)
+    launcher_.children, launcher_.lock_fd = [child], 0
+    launcher_._end_all()
+    assert child.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "which PREFECT_API_URL names, cannot be used: it does not respond (ConnectError)"),
+        (["--port", "4555"], "--port is 4555, but PREFECT_API_URL names the server"),
+    ],
+)
+def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    """No runner is started that would only print a traceback."""
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up", *options],
+        env={**os.environ, "PREFECT_API_URL": url, "LACHESIS_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert url in line
+    assert not (tmp_path / "logs" / "runner.log").exists()
+
+
+def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path) -> None:
+    """The runner was started together with it, and waits for it."""
+    database = f"sqlite+aiosqlite:///{tmp_path / 'no such folder' / 'prefect.db'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.up"],
+        env={
+            **os.environ,
+            "LACHESIS_HOME": str(tmp_path),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": database,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "process_exited: the Prefect server exited with code" in done.stderr
+    assert (tmp_path / "logs" / "runner.log").exists()
+    assert processes_under(tmp_path) == {}
+
+
+def test_a_runner_is_not_waited_for_without_its_server(tmp_path: Path) -> None:
+    """It waits for the server itself, which nobody would start again."""
+    from deployments import up
+
+    (tmp_path / "logs").mkdir()
+    server = up.ManagedProcess("server", [], {}, 1.0, lambda: True, 60.0)
+    server.process = subprocess.Popen(["false"])
+    server.process.wait()
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    runner = up.ManagedProcess("runner", [], {}, 1.0, lambda: False, 60.0)
+    runner.process = subprocess.Popen(sleeps, start_new_session=True)
+    runner.started_at = began = time.monotonic()
+    launcher = up.Launcher(tmp_path, None)
+    launcher.children = [server, runner]
+    try:
+        launcher._wait_until_ready(runner, is_restart=True)
+        assert time.monotonic() - began < 30
+        with pytest.raises(ProcessExitedError, match="the Prefect server exited with code 1"):
+            launcher._wait_until_ready(runner)
+    finally:
+        runner.process.kill()
+        runner.process.wait()

@@ -1,0 +1,135 @@
+"""The pages beside the launcher: started once, started again, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from deployments import page_server
+from deployments.page_server import PORT_VARIABLE, PageServer
+from lachesis.supervision.services.ports import reserve_free_ports
+from lachesis.web.serving import find_page_server
+from tests.patience import deadline
+
+
+@pytest.fixture
+def pages(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    (clean_environment / "logs").mkdir()
+    monkeypatch.setenv(PORT_VARIABLE, str(reserve_free_ports(1)[0]))
+    pages = PageServer(clean_environment)
+    yield pages
+    pages.end()
+    assert find_page_server(clean_environment) is None
+
+
+def wait_for_page(link: str) -> httpx.Response:
+    """Return what a browser that follows the link gets, as soon as there is an answer."""
+    until = deadline(30)
+    while True:
+        try:
+            return httpx.get(link, follow_redirects=True)
+        except httpx.ConnectError:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+
+def read_link(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("pages: http://127.0.0.1:")
+    return line.removeprefix("pages: ")
+
+
+def test_the_printed_link_opens_the_pages(
+    pages: PageServer, capsys: pytest.CaptureFixture[str], clean_environment: Path
+) -> None:
+    pages.start()
+    link = read_link(capsys)
+    answer = wait_for_page(link)
+    assert answer.status_code == 200
+    assert "No runs yet." in answer.text
+    assert httpx.get(f"{find_page_server(clean_environment)}/runs").status_code == 401
+    second = PageServer(clean_environment)
+    second.start()
+    assert read_link(capsys).partition("/sign-in")[0] == link.partition("/sign-in")[0]
+    second.end()
+    assert wait_for_page(link).status_code == 200, "what another one has started goes on"
+
+
+def test_pages_that_died_are_served_again(
+    pages: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.start()
+    link = read_link(capsys)
+    wait_for_page(link)
+    assert pages._process is not None
+    first = pages._process
+    pages.restart_if_dead()
+    assert pages._process is first
+    first.kill()
+    first.wait()
+    pages.restart_if_dead()
+    assert pages._process is first, "not at once, in case it cannot live"
+    monkeypatch.setattr(page_server, "RESTART_PAUSE_S", 0.0)
+    pages.restart_if_dead()
+    assert wait_for_page(link).status_code == 200
+
+
+def test_launchers_that_start_together_have_pages_of_their_own(
+    pages: PageServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "other" / "logs").mkdir(parents=True)
+    other = PageServer(tmp_path / "other")
+    pages.start()
+    monkeypatch.setenv("LACHESIS_HOME", str(other.home))
+    other.start()
+    links = [line.removeprefix("pages: ") for line in capsys.readouterr().out.splitlines()]
+    assert len({link.partition("/sign-in")[0] for link in links}) == 2
+    assert [wait_for_page(link).status_code for link in links] == [200, 200]
+    other.end()
+
+
+def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> None:
+    (clean_environment / "logs").mkdir()
+    program = (
+        "import sys, time; from pathlib import Path; from deployments.page_server import "
+        "PageServer; PageServer(Path(sys.argv[1])).start(); time.sleep(60)"
+    )
+    env = {**os.environ, PORT_VARIABLE: str(reserve_free_ports(1)[0])}
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program, str(clean_environment)], env=env, stdout=subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    link = launcher.stdout.readline().decode().removeprefix("pages: ").strip()
+    wait_for_page(link)
+    (child,) = psutil.Process(launcher.pid).children()
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    launcher.stdout.close()
+    psutil.wait_procs([child], timeout=20)
+    assert not child.is_running()
+
+
+def test_no_pages_are_served_where_the_port_is_0(
+    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(PORT_VARIABLE, "0")
+    pages = PageServer(clean_environment)
+    pages.start()
+    pages.restart_if_dead()
+    pages.end()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv(PORT_VARIABLE, "many")
+    pages.start()
+    assert "the environment variable LACHESIS_PAGES_PORT is 'many'" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Our runner at a real Prefect server: what people made stays, and what has completed too."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.store import RunStore
+from tests.patience import deadline
+from tests.prefect_server import (
+    WORK_S,
+    end_runner_around_completion,
+    read_state,
+    run_lingering_flow_runner,
+)
+from tests.records import make_record
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.long
+def test_the_end_of_the_runner_leaves_a_completed_run_completed(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Its process is still exiting; the fault matrix repeats this with other pauses."""
+    states = end_runner_around_completion(prefect_api, tmp_path, WORK_S + 1.0)
+    assert states[-2:] == ["RUNNING", "COMPLETED"]
+
+
+def test_schedules_of_people_survive_the_start_of_the_runner(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Prefect's pages and commands make them without a slug."""
+    daily = {"cron": "0 3 * * *", "timezone": "UTC"}
+    hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+
+    def read_schedules() -> list[Any]:
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+        return sorted(
+            (
+                str(schedule["schedule"].get("cron") or schedule["schedule"]["interval"]),
+                schedule["active"],
+                schedule["parameters"],
+            )
+            for schedule in deployment["schedules"]
+        )
+
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    prefect_api._request(
+        "POST",
+        f"/deployments/{deployment['id']}/schedules",
+        [
+            {"schedule": daily, "active": True, "parameters": {"text": "by hand"}},
+            {"schedule": {**daily, "cron": "0 4 * * *"}, "active": False, "slug": "mine"},
+            {"schedule": hourly, "active": False},
+        ],
+    )
+    before = read_schedules()
+    assert len(before) == 3
+    for _ in range(2):
+        with run_lingering_flow_runner(prefect_api, tmp_path):
+            assert read_schedules() == before
+
+
+def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """Therefore the page of recovery names `lachesis stop` for a run that waits for its place."""
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    flow_run = prefect_api.create_flow_run(
+        deployment["id"], name="queued", parameters={}, tags=[], key="queued"
+    )
+    until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    details = {"pause_timeout": until, "pause_reschedule": True}
+    state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+    answer: Any = prefect_api._request(
+        "POST", f"/flow_runs/{flow_run['id']}/set_state", {"state": state}
+    )
+    assert answer["status"] in ("REJECT", "ABORT")
+    assert (prefect_api.read_flow_run(flow_run["id"]) or {})["state"]["type"] == "SCHEDULED"
+
+
+@pytest.mark.long
+def test_a_training_that_completes_after_its_flow_run_was_marked_as_crashed(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    """A flow process that survives its runner may have only the report left to write."""
+    store = RunStore()
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
+    flow_run_ids = {}
+    for run_id, state, status in (
+        ("0000000a", "RUNNING", "running"),
+        ("0000000b", "CRASHED", "completed"),
+        ("0000000c", "CRASHED", "failed"),
+    ):
+        flow_run = prefect_api.create_flow_run(
+            deployment["id"], name=run_id, parameters={}, tags=[], key=f"{tmp_path}-{run_id}"
+        )
+        flow_run_ids[run_id] = flow_run["id"]
+        prefect_api.set_state(flow_run["id"], {"type": state}, force=True)
+        store.create(make_record(run_id=run_id, status=status, flow_run_id=flow_run["id"]))
+
+    def read_states() -> dict[str, str]:
+        return {run_id: read_state(prefect_api, id_) for run_id, id_ in flow_run_ids.items()}
+
+    expected = {"0000000a": "CRASHED", "0000000b": "COMPLETED", "0000000c": "CRASHED"}
+    with run_lingering_flow_runner(prefect_api, tmp_path):
+        assert read_states() == expected
+        store.update("0000000a", status="completed")
+        until = deadline(60)
+        while read_states() != {**expected, "0000000a": "COMPLETED"}:
+            assert time.monotonic() < until, read_states()
+            time.sleep(0.5)

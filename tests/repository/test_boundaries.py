@@ -1,0 +1,155 @@
+"""Import direction, light imports, sizes, and that only `lachesis` can be imported where we are
+installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from lachesis.base import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = sorted(
+    path
+    for folder in ("lachesis", "flows", "tasks", "deployments", "environments")
+    for path in (ROOT / folder).rglob("*.py")
+)
+
+
+def subclasses(kind: type) -> list[type]:
+    return [one for child in kind.__subclasses__() for one in (child, *subclasses(child))]
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_fits_one_sitting_and_a_function_one_screen(path: Path) -> None:
+    """400 lines a module, 60 a function; a function that only holds others, such as one of routes,
+    counts as those.
+    """
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [
+                one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
+            lines = (
+                (node.end_lineno or 0)
+                - node.lineno
+                + 1
+                - sum((one.end_lineno or 0) - one.lineno + 1 for one in inner)
+            )
+            assert lines <= 60, f"{node.name} has {lines} lines"
+
+
+LIGHT = (
+    "lachesis.config.run_config",
+    "lachesis.environment_catalog.lookup",
+    "lachesis.config.field_edits",
+    "lachesis.operations.service",
+    "lachesis.cli.main",
+    "lachesis.cli.commands",
+    "lachesis.agent_tools.tools",
+    "lachesis.agent_tools.hermes_plugin",
+    "lachesis.agent_tools.http_routes",
+    "lachesis.agent_tools.mcp_server",
+    # a launcher that has imported Prefect can hang at its end when the server is gone
+    "deployments.up",
+)
+
+
+def test_imports_stay_light() -> None:
+    """A command that asks for a status must not load torch. One interpreter imports all modules."""
+    script = (
+        "import importlib, json, sys\n"
+        "loaded = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    loaded[name] = [one for one in ('torch', 'prefect', 'transformers', 'tinker', "
+        "'wandb') if one in sys.modules]\n"
+        "print(json.dumps(loaded))"
+    )
+    loaded = json.loads(subprocess.check_output([sys.executable, "-c", script, *LIGHT], cwd=ROOT))
+    assert loaded == {name: [] for name in LIGHT}
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts in pyproject.toml."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", subclasses(errors.LachesisError), ids=lambda kind: kind.__name__)
+def test_every_error_stands_in_the_tree_with_its_code(kind: type[errors.LachesisError]) -> None:
+    tree = errors.__doc__ or ""
+    if kind is errors.RunError:  # It is never raised itself.
+        assert re.search(r"RunError\s+also RuntimeError", tree)
+    else:
+        assert re.search(rf"{kind.__name__}\s+{kind.code}\b", tree)
+
+
+def test_errors_that_no_program_would_tell_apart_have_one_code() -> None:
+    assert len(errors.list_error_codes()) <= 26
+
+
+def test_all_of_our_code_is_checked_by_mypy_and_every_warning_is_an_error() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert {"lachesis", "flows", "tasks", "deployments"} <= set(settings["mypy"]["packages"])
+    assert settings["mypy"]["strict"] is True
+    assert settings["pytest"]["ini_options"]["filterwarnings"][0] == "error"
+
+
+def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
+    """Generic names like `tasks` must not reach other people's environments."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (terms,) = (
+            archive.read(name) for name in names if name.endswith(".dist-info/licenses/LICENSE")
+        )
+    assert terms == (ROOT / "LICENSE").read_bytes(), "the terms travel with the code"
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"lachesis"}
+
+
+def test_the_readme_is_read_on_a_screen_and_a_half() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) < 90
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_guide_for_agents_is_short() -> None:
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60

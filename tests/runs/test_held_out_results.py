@@ -1,0 +1,345 @@
+"""What evaluations on held-out items have shown, on every surface that needs no server."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lachesis.base.errors import StorageError
+from lachesis.cli import show_runs, watch
+from lachesis.cli.show_run_list import render_runs
+from lachesis.monitor import artifact_content
+from lachesis.monitor.learning_rules import RunHealth
+from lachesis.reporting.run_summary import summarize_run
+from lachesis.reporting.status import build_run_results, build_run_status
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import (
+    build_held_out_curve,
+    build_whole_curve,
+    compute_interval,
+    describe_evaluation_faults,
+    describe_point,
+    find_accuracy,
+    find_newest_result,
+    summarize_failures,
+    to_point,
+)
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.record import AdditionalEnvironment
+from lachesis.web.run_report import write_page
+from tests import records
+
+SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
+
+
+def metrics_of(step: int, share: float, items: int = 20) -> dict[str, float]:
+    return {"eval/step": step, "eval/percent_correct": share, "eval/items": items}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunDir:
+    """A run of 30 steps whose results arrived three steps late, and one of which has failed."""
+    made = RunDir(tmp_path, "0123abcd")
+    made.evaluation.mkdir(parents=True)
+    file = MetricsFile(made.metrics)
+    for step in range(1, 31):
+        late = {point + 3: metrics_of(point, share) for point, share in SHARES.items()}.get(
+            step, {}
+        )
+        file.append(
+            step,
+            {
+                "reward/mean": step / 40,
+                "train/percent_correct": step / 50,
+                "train/loss": 0.5,
+                **late,
+            },
+        )
+    file.add_evaluation(metrics_of(30, SHARES[30]))
+    made.failed_evaluations.write_text(
+        json.dumps({"step": 15, "reason": "evaluate() raised ValueError: <no items>"}) + "\n"
+    )
+    return made
+
+
+make_record = functools.partial(records.make_record, total_steps=30, status="running")
+
+
+def test_a_share_comes_with_its_items_and_its_interval() -> None:
+    point = to_point(metrics_of(7, 0.75), 7)
+    assert point is not None
+    assert (point.items, point.low, point.high) == (20, 0.5313, 0.8881)
+    assert describe_point(point) == "0.750 (20 items, 95 % interval 0.531 to 0.888)"
+    assert describe_point(None) == "none"
+    assert compute_interval(75.0, 20) == {}, "a percentage is no share"
+    assert compute_interval(0.5, None) == compute_interval(0.5, 0) == {}
+    alone = to_point({"eval/accuracy": 0.5}, 1)
+    assert alone is not None
+    assert describe_point(alone) == "0.500"
+    assert find_accuracy({"eval/reward": 1.0}) is None
+
+
+def test_the_curve_is_by_the_step_of_the_weights(folder: RunDir) -> None:
+    steps = MetricsFile(folder.metrics).read()
+    assert {point.step: point.percent_correct for point in build_held_out_curve(steps)} == SHARES
+    assert build_held_out_curve([{"step": 3, "eval/step": 1, "eval/reward": 2.0}]) == []
+    other = [
+        {
+            "step": 3,
+            "environments/words/eval/step": 2,
+            "environments/words/eval/percent_correct": 0.25,
+        }
+    ]
+    assert [point.step for point in build_held_out_curve(other, "words")] == [2]
+    assert build_held_out_curve(other) == []
+
+
+def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -> None:
+    evaluation = {
+        "before": {"eval/percent_correct": 0.1},
+        "after": {"eval/percent_correct": 0.9, "eval/items": 10},
+    }
+    steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
+    curve = build_whole_curve(steps, evaluation, is_from_base=True)
+    assert [(point.step, point.percent_correct) for point in curve] == [
+        (0, 0.1), (1, 0.5), (2, 0.9),
+    ]  # fmt: skip
+    assert [one.step for one in build_whole_curve(steps, evaluation, is_from_base=False)] == [1, 2]
+    assert build_whole_curve([], evaluation, is_from_base=False) == []
+
+
+def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
+    """Both stay, each with the step of its weights; without a line there is nothing to add it
+    to.
+    """
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert not file.add_evaluation(metrics_of(0, 0.5))
+    for step in (1, 2, 3):
+        file.append(
+            step, {"reward/mean": 0.5, **(metrics_of(step - 1, step / 10) if step > 1 else {})}
+        )
+    assert file.add_evaluation(metrics_of(3, 0.9))
+    lines = file.read()
+    assert [(line["step"], line["eval/step"]) for line in lines] == [(1, 1), (2, 2), (3, 3)]
+    assert {line["reward/mean"] for line in lines} == {0.5}
+
+
+def test_the_result_of_step_0_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A curve begins with it. Results are one more than lines, so that of step 1 is left out."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        file.append(step, {"reward/mean": 0.5, **metrics_of(step - 1, step / 10)})
+    assert file.add_evaluation(metrics_of(3, 0.9))
+    assert [(line["step"], line["eval/step"]) for line in file.read()] == [(1, 0), (2, 2), (3, 3)]
+    assert "no line of the metrics is left for the evaluation" in caplog.text
+    assert '"eval/step": 1' in caplog.text
+
+
+def test_a_failed_evaluation_moves_no_result(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2):
+        file.append(step, {"reward/mean": 0.5, **metrics_of(step, 0.25)})
+    for _ in range(2):
+        assert file.add_evaluation({"eval/failed": 1})
+    assert file.add_evaluation({**metrics_of(3, 0.5), "eval/failed": 1})
+    failed = [(line["eval/step"], line.get("eval/failed")) for line in file.read()]
+    assert failed == [(2, None), (3, 3)]
+
+
+def test_lines_that_change_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader drops what follows an earlier step, so half of them would cost the last step."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        late = metrics_of(step - 1, step / 10) if step > 1 else {}
+        file.append(step, {"reward/mean": 0.5, **late})
+    before = file.read()
+    size = file.path.stat().st_size
+    seen: list[list[dict[str, Any]]] = []
+    replace = os.replace
+
+    def look_and_replace(*paths: Path) -> None:
+        seen.append(file.read())
+        replace(*paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lachesis.base.files.os.fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
+            file.add_evaluation(metrics_of(3, 0.9))
+    assert file.read() == before
+    monkeypatch.setattr("lachesis.base.files.os.replace", look_and_replace)
+    file.add_evaluation(metrics_of(3, 0.9))
+    assert seen == [before]
+    lines, _ = file.read_from(size)
+    followed = [(line["step"], line["eval/step"]) for line in lines]
+    assert followed == [(1, 1), (2, 2), (3, 3)], "who follows the file sees them"
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_status_and_results_show_the_curve(folder: RunDir) -> None:
+    steps = MetricsFile(folder.metrics).read()
+    status = build_run_status(
+        make_record(), folder, steps, ui_url=None, queue=None, warning=None
+    ).to_payload()
+    assert status["metrics"] == {
+        "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7,
+        "loss": 0.5, "state": "running",
+    }  # fmt: skip
+    assert status["held_out_curve"][1] == {
+        "step": 10,
+        "percent_correct": 0.3,
+        "items": 20,
+        "low": 0.1455,
+        "high": 0.519,
+    }
+    assert status["evaluation"] == {
+        "failed": 1,
+        "last_step": 15,
+        "last_reason": "evaluate() raised ValueError: <no items>",
+    }
+    evaluation = {
+        "before": metrics_of(0, 0.1),
+        "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25},
+    }
+    ended = make_record(
+        status="completed",
+        evaluation=evaluation,
+        additional_environments={
+            "words": AdditionalEnvironment(environment_file="w", fingerprint="f")
+        },
+    )
+    results = build_run_results(ended, folder, steps).to_payload()
+    assert results["held_out"] == {
+        "before": 0.1,
+        "after": 0.8,
+        "words before": None,
+        "words after": 0.25,
+    }
+    assert results["held_out_intervals"] == {
+        "before": {"items": 20, "low": 0.0279, "high": 0.301},
+        "after": {"items": 20, "low": 0.584, "high": 0.9193},
+    }  # fmt: skip
+    assert [point["percent_correct"] for point in results["held_out_curve"]] == [
+        0.1,
+        0.3,
+        0.55,
+        0.8,
+    ]
+    point = find_newest_result(ended, steps[-5:])
+    assert point is not None
+    assert point.percent_correct == 0.8
+
+
+def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: RunDir) -> None:
+    """The trainer writes them when it ends; the last line of the metrics is older."""
+    file = MetricsFile(folder.metrics)
+    file.append(
+        31,
+        {f"tokens/{kind}_total": 100 for kind in ("prefill", "sampled", "trained")}
+        | {"cost/total": 1.0},
+    )
+    folder.spent.write_text(
+        json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost_usd": 1.5})
+    )
+    actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()[
+        "actual"
+    ]
+    assert actual["tokens"] == {"prefill": 120, "sampled": 150, "trained": 100}
+    assert actual["cost_usd"] == 1.5
+
+
+def test_a_result_without_a_number_of_items_is_shown(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, "0123abcd")
+    run_dir.path.mkdir()
+    MetricsFile(run_dir.metrics).append(5, {"eval/step": 4, "eval/percent_correct": 0.5})
+    steps = MetricsFile(run_dir.metrics).read()
+    record = make_record(status="completed", evaluation={"after": {"eval/percent_correct": 0.625}})
+    status = build_run_status(record, run_dir, steps, ui_url=None, queue=None, warning=None)
+    assert "0.625 at step" in printed(show_runs.render_status(status.to_payload()))
+    results = build_run_results(record, run_dir, steps)
+    assert "after 0.625" in printed(show_runs.render_results(results.to_payload()))
+    write_page(record, run_dir, results, tmp_path / "report.html")
+    assert "<p>Evaluations" not in (tmp_path / "report.html").read_text()
+
+
+def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
+    counts = {"written_at": time.time() + 60, "eval_blocked_s": 31.24}
+    folder.get_counters_file("environment").write_text(json.dumps(counts))
+    status = build_run_status(
+        make_record(), folder, [], ui_url=None, queue=None, warning=None
+    ).to_payload()
+    assert status["evaluation"]["blocked_seconds"] == 31.2
+    assert status["evaluation"]["failed"] == 1
+    assert "was blocked for 31 s while it evaluated" in printed(show_runs.render_status(status))
+    folder.failed_evaluations.unlink()
+    only_blocked = summarize_failures(folder, counts)
+    assert only_blocked == {"blocked_seconds": 31.2}
+    assert "failed" not in describe_evaluation_faults(only_blocked or {})
+    assert summarize_failures(folder, {**counts, "eval_blocked_s": 4.9}) is None
+
+
+def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
+    status = build_run_status(
+        make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None
+    ).to_payload()
+    assert (status["held_out_curve"], "evaluation" in status) == ([], False)
+    assert status["metrics"]["eval_percent_correct"] is None
+    assert find_newest_result(make_record(), [{"step": 1}]) is None
+
+
+def printed(view: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(view)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
+    steps, record = MetricsFile(folder.metrics).read(), make_record()
+    newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
+    status = build_run_status(
+        record, folder, steps, ui_url=None, queue=None, warning=None
+    ).to_payload()
+    page = printed(show_runs.render_status(status))
+    assert f"{newest}  ▁▃▅▆" in page
+    assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
+    assert newest in printed(
+        show_runs.render_results(build_run_results(record, folder, steps).to_payload())
+    )
+    watched = printed(watch._render_panel(SimpleNamespace(read_metrics=lambda run: steps), record))  # type: ignore[arg-type]
+    assert f"held out {newest}" in watched
+    row = {**summarize_run(record, folder).to_payload(), "differing": {}}
+    assert " 0.70 (0.48–0.85)" in printed(render_runs([row], 1, 1))
+
+
+def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:
+    """The HTML report, and the report in the Prefect UI."""
+    steps, record = MetricsFile(folder.metrics).read(), make_record()
+    file = tmp_path / "report" / "report.html"
+    write_page(record, folder, build_run_results(record, folder, steps), file)
+    page = file.read_text()
+    assert "<td>10</td><td>0.300</td><td>20</td><td>0.145 to 0.519</td>" in page
+    assert (
+        "1 failed, the last one at step 15: evaluate() raised ValueError: &lt;no items&gt;" in page
+    )
+    look = SimpleNamespace(run_dir=folder, trainer_health=None, process_states={})
+    health = RunHealth(word="healthy", evidence=["it learns"])
+    seen = SimpleNamespace(
+        record=record, observation=look, health=health, stall=None, budget_shares={}
+    )
+    artifact = artifact_content.render_report(seen, steps)  # type: ignore[arg-type]
+    assert "## Held-out results" in artifact
+    assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
+    assert artifact.count("data:image/svg") == 2

@@ -1,0 +1,120 @@
+"""Foreign code runs in an environment's process, so no key of the user's is there: in a test or a
+run; `test_checking` has the check.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lachesis.config import run_config as run_config
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.plan import make_training_plan
+from tasks.inference import InferenceTestContext, run_model_inference
+from tests.endpoint import serving
+from tests.nosy import make_nosy, read_variables
+from tests.patience import deadline
+
+pytestmark = pytest.mark.timeout(400)
+SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
+
+
+@pytest.fixture
+def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sums, in a file that writes down the variables of each process which imports it."""
+    file = tmp_path / "nosy.py"
+    file.write_text(SUMS.read_text())
+    make_nosy(file, monkeypatch)
+    return file
+
+
+def test_in_an_inference_test(
+    nosy: Path, random_model: str, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment's process samples at the endpoint all the same, and logs to W&B offline."""
+    config = run_config.resolve_run_config(
+        "sums", "embedded", {"env": {"kind": "sound"}}, model=random_model
+    )
+    asked = InferenceRequest(
+        environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4
+    )
+    tests = InferenceTestStore(clean_environment)
+    test = tests.create(asked, config.to_yaml(), class_name="Sums")
+    with serving() as endpoint:
+        monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+        lock = os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
+        run_model_inference.fn(
+            InferenceTestContext(tests, test, config, lock), "right", "run-of-the-test"
+        )
+        assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
+    assert tests.count_finished_groups(test) == 2
+    variables = read_variables(nosy, endpoint_key="secret-of-OPENAI_API_KEY")
+    assert [(found["WANDB_MODE"], found["WANDB_PROJECT"]) for found in variables] == [
+        ("offline", "mine")
+    ]
+    held = [
+        file
+        for file in tests.root.rglob("*")
+        if file.is_file() and b"secret-of" in file.read_bytes()
+    ]
+    assert held == []
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_in_a_run(
+    nosy: Path,
+    random_model: str,
+    tmp_path: Path,
+    clean_environment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    passed: bool,
+) -> None:
+    """Its log of W&B is offline, unless its user gives it the key."""
+    config = run_config.resolve_run_config(
+        "sums",
+        "embedded",
+        {"env": {"use_wandb": True}, "tinker": {"use_wandb": True}},
+        model=random_model,
+    )
+    store = RunStore(clean_environment)
+    rest = {
+        "base_model": random_model,
+        "total_steps": 1,
+        "seed": 0,
+        "wandb_project": "p",
+        "wandb_run_name": "n",
+    }
+    record = RunRecord(
+        run_id="0123abcd",
+        environment="sums",
+        environment_file=str(nosy),
+        profile="embedded",
+        **rest,
+    )
+    store.create(record, config.to_yaml())
+    if passed:
+        monkeypatch.setenv("LACHESIS_ENVIRONMENT_VARIABLES", "NOSY_FILE WANDB_API_KEY")
+    plan = make_training_plan(record, store.dir(record.run_id), config)
+    spec = plan.get_service("environment")
+    assert ("WANDB_API_KEY" in spec.env) is passed
+    assert "secret-of-WANDB_API_KEY" in plan.get_service("trainer").env.values()
+    if passed:
+        assert "WANDB_MODE" not in spec.env
+        return
+    plan.write_files()
+    with ServiceGroup() as group:
+        group.start(spec)
+        until = deadline(60)
+        while not nosy.with_name("environ.jsonl").is_file() or not read_variables(nosy):
+            assert group.is_running("environment"), spec.log.read_text()
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    (found,) = read_variables(nosy)
+    assert found["WANDB_MODE"] == "offline"

@@ -1,0 +1,242 @@
+"""What a flow does about the state of its own flow run, at a server that only answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import Pause
+
+from flows import final_states, stop_requests, train
+from flows.dead_environments import DeadEnvironmentDetector
+from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
+from lachesis.base.timestamps import now_iso
+from lachesis.cli import console, show_runs
+from lachesis.reporting.status import build_run_status
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from tests.patience import POLL_S
+
+RUN = "0123abcd"
+FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Gives every question about a flow run the same answer, and keeps what it is sent."""
+
+    state: dict[str, Any]
+    sent: list[Any]
+    later: dict[str, Any] | None
+    """The state after the next question."""
+
+    def do_GET(self) -> None:
+        self._answer({"id": FLOW_RUN, "state": self.state})
+        type(self).state = self.later or self.state
+
+    def do_POST(self) -> None:
+        self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer({"state": self.sent[-1]["state"]})
+
+    def _answer(self, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
+    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": [], "later": None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
+        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
+        runtime = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
+        monkeypatch.setattr(stop_requests, "runtime", runtime)
+        monkeypatch.setattr(final_states, "runtime", runtime)
+        monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
+        yield kind
+        served.shutdown()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(tmp_path)
+    values = {
+        "environment": "sums",
+        "environment_file": "sums.py",
+        "profile": "embedded",
+        "base_model": "m",
+    }
+    numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
+    store.create(
+        RunRecord.model_validate({"run_id": RUN, "started_at": now_iso(), **values, **numbers})
+    )
+    return store
+
+
+@pytest.mark.parametrize("state", ["PAUSED", "SCHEDULED", "PENDING"])
+def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
+    server: type[Answering], store: RunStore, state: str
+) -> None:
+    stop_requests.raise_if_stop_requested(store, RUN)
+    server.state = {"type": state}
+    for _ in range(2):
+        with pytest.raises(stop_requests.StopRequested, match="suspended in Prefect; Retry on"):
+            stop_requests.raise_if_stop_requested(store, RUN)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "kept"), [(None, stop_requests.SUSPENDED), ("budget", "budget")]
+)
+def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
+    server: type[Answering], store: RunStore, earlier: str | None, kept: str
+) -> None:
+    store.update(RUN, stop_reason=earlier, resume_requested=True)
+    with pytest.raises(Pause):
+        train._end_stopped(store, RUN, stop_requests.SUSPENDED)
+    record = store.load(RUN)
+    assert (record.status, record.stop_reason, record.error) == ("stopped", kept, kept)
+    assert record.resume_requested is (earlier is not None)
+    (sent,) = server.sent
+    assert sent["force"] is True
+    assert (sent["state"]["type"], sent["state"]["message"]) == ("CANCELLED", f"stopped: {kept}")
+
+
+def test_other_ends_say_their_reason(
+    server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.state = {"type": "CANCELLING"}
+    with pytest.raises(stop_requests.StopRequested, match="cancelling"):
+        stop_requests.raise_if_stop_requested(store, RUN)
+    server.state = {"type": "COMPLETED"}
+    with pytest.raises(stop_requests.StopRequested, match="marked as completed in Prefect"):
+        stop_requests.raise_if_stop_requested(store, RUN)
+    server.state = {"type": "CRASHED"}
+    with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` continues"):
+        stop_requests.raise_if_stop_requested(store, RUN)
+    store.update(RUN, stop_reason="budget")
+    with pytest.raises(stop_requests.StopRequested, match="budget"):
+        stop_requests.raise_if_stop_requested(store, RUN)
+    store.update(RUN, stop_reason=None)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    stop_requests.raise_if_stop_requested(store, RUN)
+    monkeypatch.setattr(stop_requests, "RUNNER_PID", 1 << 30)
+    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
+        stop_requests.raise_if_stop_requested(store, RUN)
+
+
+def test_a_check_that_is_called_often_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [100.0], []
+    monkeypatch.setattr(stop_requests.time, "monotonic", lambda: clock[0])
+    check = stop_requests.throttle(lambda: looks.append(clock[0]))
+    for _ in range(100):
+        check()
+        clock[0] += 0.1
+    assert len(looks) == 3
+
+
+def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
+    """What the environment's process of an attempt before has counted lies in the same file."""
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
+    watch, file = (
+        DeadEnvironmentDetector(store, RUN, plan),
+        store.dir(RUN).get_counters_file("environment"),
+    )
+    watch.check()
+    counts = {"failed_groups": 6, "errors": {"KeyError: 'a'": 24}}
+    for changed in (
+        {"written_at": 1.0},
+        {"written_at": 1.0, "rollouts": 1},
+        {"written_at": 9e9, "failed_groups": 5},
+    ):
+        file.write_text(json.dumps({**counts, **changed}))
+        watch.check()
+    assert store.load(RUN).stop_reason is None
+    file.write_text(json.dumps({**counts, "written_at": 9e9}))
+    with pytest.raises(
+        InvalidGroupsError,
+        match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'",
+    ):
+        watch.check()
+    assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
+
+
+def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -> None:
+    """Its counts begin at 0 then, while what scores its answers may be away."""
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
+    plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
+    file = store.dir(RUN).get_counters_file("environment")
+    invalid = json.dumps({"failed_groups": 60, "written_at": 9e9})
+    looking, restarting = (
+        DeadEnvironmentDetector(store, RUN, plan),
+        DeadEnvironmentDetector(store, RUN, plan),
+    )
+    for counts in ({"rollouts": 4, "failed_groups": 2}, {"empty_groups": 1}):
+        file.write_text(json.dumps({**counts, "written_at": 9e9}))
+        looking.check()
+        restarting.remember_usable()
+        file.write_text(invalid)
+        looking.check()
+        restarting.check()
+    DeadEnvironmentDetector(store, RUN, plan, received={"sums": 3}).check()
+    assert store.load(RUN).stop_reason is None
+    for received in (None, {}, {"sums": 0}):
+        with pytest.raises(InvalidGroupsError):
+            DeadEnvironmentDetector(store, RUN, plan, received=received).check()
+
+
+def test_one_dead_environment_of_two_is_named_once(
+    store: RunStore,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the log, in the record, and by `lachesis status`."""
+    store.update(
+        RUN, additional_environments={"other": {"environment_file": "other.py", "fingerprint": ""}}
+    )
+    env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
+    config = SimpleNamespace(
+        env=env.env, build_environment_configs=lambda: {"sums": env, "other": env}
+    )
+    plan: Any = SimpleNamespace(
+        environment_names={"environment": "sums", "environment-other": "other"}, config=config
+    )
+    watch = DeadEnvironmentDetector(store, RUN, plan)
+    store.dir(RUN).get_counters_file("environment-other").write_text(
+        json.dumps({"failed_groups": 60, "written_at": 9e9})
+    )
+    for _ in range(2):
+        watch.check()
+    assert [line.message for line in caplog.records if "other.py" in line.message] == [
+        "the run waits for another environment: all of the first 60 groups of other were invalid; "
+        f"`lachesis env check other.py` runs it without training, and its log is "
+        f"{store.dir(RUN).get_log_file('environment-other')}"
+    ]
+    record = store.load(RUN)
+    assert record.dead_environments["other"].startswith(
+        "all of the first 60 groups of other were invalid"
+    )
+    report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
+    console.print_answer(Namespace(json=False), {}, show_runs.render_status(report.model_dump()))
+    assert "dead" in (shown := capsys.readouterr().out)
+    assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
+    store.dir(RUN).get_counters_file("environment-other").write_text(
+        '{"failed_groups": 60, "rollouts": 1, "written_at": 9e9}'
+    )
+    watch.check()
+    assert store.load(RUN).dead_environments == {}, "it gives groups again"

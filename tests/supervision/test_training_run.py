@@ -1,0 +1,262 @@
+"""How a run's flow reads and tells what ends it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from flows import attempts, held_out_evaluations, train, training_run
+from flows.stop_requests import RUNNER_GONE
+from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
+from lachesis.base.json_text import read_json_lines
+from lachesis.base.timestamps import now_iso
+from lachesis.config import run_config as run_config
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import describe_evaluation_faults, summarize_failures
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.services.plan import make_training_plan
+from lachesis.supervision.services.spec import ServiceSpec
+from tests.records import make_record
+
+
+def caught(*errors: BaseException) -> BaseException:
+    """The last of errors, each raised while the one before was handled."""
+    before: BaseException | None = None
+    for error in errors:
+        error.__context__ = before
+        before = error
+    assert before is not None
+    return before
+
+
+def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
+    asked = TerminationSignal(signal.SIGTERM)
+    assert train.find_termination_signal(asked) is asked
+    assert (
+        train.find_termination_signal(
+            caught(asked, ValueError("Task run is not set"), RuntimeError("left the task"))
+        )
+        is asked
+    )
+    assert (
+        train.find_termination_signal(
+            caught(ValueError("of the run"), RuntimeError("left the task"))
+        )
+        is None
+    )
+
+
+def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the run's record, and in the state that Prefect's server keeps."""
+    store, secret = RunStore(tmp_path), "marked-0a1b2c3d"
+    record = make_record()
+
+    def start_to_end(*_: object) -> str:
+        raise OSError(f"https://me:{secret}@proxy is away")
+
+    store.create(record)
+    monkeypatch.setenv("HTTPS_PROXY", f"https://me:{secret}@proxy")
+    monkeypatch.setattr(train, "_run_services", start_to_end)
+    with pytest.raises(RuntimeError, match=r"https://me:\*\*\*@proxy is away") as raised:
+        train._run_and_record_end(store, record.run_id, 0)
+    assert secret not in "".join(traceback.format_exception(raised.value))
+    assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
+    """A model that could not be loaded is not healthy, and the record has the word at once."""
+    store = RunStore(tmp_path)
+    record = make_record(status="running")
+    store.create(record)
+    attempts.record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    ended = store.load(record.run_id)
+    assert (ended.status, ended.learning) == (status, "unknown")
+    assert (ended.health or {})["final"] is True
+    assert status == "stopped" or (ended.health or {})["evidence"][1] == "there is no model m"
+
+
+def created(store: RunStore, **values: Any) -> RunRecord:
+    """A record of a run of one environment, and its folder."""
+    file = store.home / "one.py"
+    file.write_text("")
+    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
+    known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
+    record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
+    store.create(record, run_config.resolve_run_config("one", "embedded", {}, model="m").to_yaml())
+    return record
+
+
+def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:
+    """A resume of a refused attempt is another one; a fork has a checkpoint from the start."""
+    store = RunStore(tmp_path)
+    record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
+    folder = store.dir(record.run_id)
+    (folder.checkpoints / "step-000000.json").write_text("{}")
+    with pytest.raises(ValidationMissingError, match="it has never been validated"):
+        train._require_validation(store, record)
+    train._require_validation(store, record.model_copy(update={"require_validation": False}))
+    folder.metrics.write_text('{"step": 1}\n')
+    train._require_validation(store, record)
+
+
+def test_an_attempt_without_its_validation_is_not_begun(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, begun = RunStore(tmp_path), []
+    record = created(store, require_validation=True, status="failed", started_at=now_iso())
+    monkeypatch.setattr(train, "_run_services", lambda *_: begun.append(1))
+    state = train._run_and_record_end(store, record.run_id, 0)
+    assert state is not None
+    assert (state.type, state.name) == ("FAILED", "Refused")
+    assert "it has never been validated" in str(state.message)
+    assert (begun, store.load(record.run_id).attempt) == ([], 2)
+
+
+def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once to see whose flow run this is, and once to begin the attempt."""
+    store = RunStore(tmp_path)
+    record = created(store)
+    num_reads = {"record": 0, "configuration": 0}
+    load_record, load_config = RunStore.load, run_config.RunConfig.from_yaml
+    reads_at_start: list[dict[str, int]] = []
+
+    def count_record(self: RunStore, run_id: str) -> RunRecord:
+        num_reads["record"] += 1
+        return load_record(self, run_id)
+
+    def count_config(path: Path) -> run_config.RunConfig:
+        num_reads["configuration"] += 1
+        return load_config(path)
+
+    def stop_here(*_: Any) -> None:
+        reads_at_start.append(dict(num_reads))
+        raise KeyError("the first service would start now")
+
+    monkeypatch.setattr(RunStore, "load", count_record)
+    monkeypatch.setattr(run_config.RunConfig, "from_yaml", count_config)
+    monkeypatch.setattr(training_run, "start_service", stop_here)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    with pytest.raises(KeyError, match="first service"):
+        train.train.fn(run_id=record.run_id)
+    assert reads_at_start == [{"record": 2, "configuration": 1}]
+
+
+@pytest.mark.parametrize("profile", ["embedded", "custom"])
+def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    store, waits = RunStore(tmp_path), []
+    record = created(store, profile=profile)
+
+    def living(self: RunDir, timeout_s: float = 60.0) -> Any:
+        waits.append(timeout_s)
+        raise KeyError("asked")
+
+    monkeypatch.setattr(RunDir, "hold_alive_lock", living)
+    monkeypatch.setattr("os.setpgid", lambda *_: None)
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    with pytest.raises(KeyError, match="asked"):
+        train.train.fn(run_id=record.run_id)
+    folder = store.dir(record.run_id)
+    plan = make_training_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
+    killed_s = 5.0
+    assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
+
+
+Evaluated = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def evaluating(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Evaluated, ServiceGroup]]:
+    """A function that makes the final evaluation of a run, whose process hangs.
+
+    It is given what asks whether the run is wanted.
+    """
+    store = RunStore(tmp_path)
+    record = created(store)
+    log = store.dir(record.run_id).get_log_file("trainer")
+    argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
+    raising = "print('Traceback'); print('ValueError: no items'); raise SystemExit(1)"
+    before = ServiceSpec(
+        "evaluate-before",
+        [sys.executable, "-S", "-c", raising],
+        log=log.with_name("evaluate_before.log"),
+        cwd=log.parent,
+        log_command="lachesis logs RUN evaluate_before",
+    )
+    after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
+    plan: Any = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
+    monkeypatch.setattr(held_out_evaluations, "run_as_task", lambda _, work: work())
+
+    def evaluate(require_wanted: Callable[[], None]) -> None:
+        held_out_evaluations.HeldOutEvaluations(
+            store, record.run_id, plan, group, require_wanted
+        ).finish()
+
+    with ServiceGroup() as group:
+        group.start(trainer)
+        yield evaluate, group
+
+
+def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
+    evaluate, group = evaluating
+    evaluate(lambda: None)
+    assert not group.is_running("evaluate-after")
+    assert group.is_running("trainer")
+
+
+def test_evaluations_that_fail_are_counted_with_their_reasons(
+    evaluating: Any, tmp_path: Path
+) -> None:
+    """Before and after training too; every place that shows evaluations shows them."""
+    evaluating[0](lambda: None)
+    (record_file,) = tmp_path.rglob("run.json")
+    folder = RunDir(record_file.parents[1], record_file.parent.name)
+    failures = read_json_lines(folder.failed_evaluations)
+    assert [(failure["step"], failure["reason"]) for failure in failures] == [
+        (
+            0,
+            "before training: evaluate-before exited with code 1; its last line: ValueError: no "
+            "items; `lachesis logs RUN evaluate_before` shows its log",
+        ),
+        (
+            RunStore(tmp_path).load(folder.path.name).total_steps,
+            "after training: evaluate-after has not ended after 0 s; see "
+            f"{folder.get_log_file('trainer')}",
+        ),
+    ]
+    summary = summarize_failures(folder)
+    assert summary is not None
+    assert summary["failed"] == 2
+    assert "2 failed" in describe_evaluation_faults(summary)
+    assert "after training: evaluate-after has not ended" in describe_evaluation_faults(summary)
+
+
+def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:
+    """The run is not completed, so that a resume evaluates it."""
+    evaluate, _ = evaluating
+
+    def require_wanted() -> None:
+        raise ProcessExitedError(RUNNER_GONE)
+
+    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
+        evaluate(require_wanted)

@@ -1,0 +1,212 @@
+"""`lachesis backend check`: our engine fits, and servers that differ are told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+
+from lachesis.base.errors import ServerProtocolError
+from lachesis.base.tinker_client import call_sdk
+from lachesis.cli.main import main
+from lachesis.tinker_conformance import weight_probes
+from lachesis.tinker_conformance.session import open_backend_session
+from lachesis.tinker_conformance.weight_probes import PROBES, ProbeResult, describe_verdict
+from tests.conftest import TOKEN, end
+from tests.skyrl_bridge.conftest import start_server
+from tests.tinker_cloud.conftest import cloud, served_cloud  # noqa: F401
+from tests.tinker_cloud.running import ServedCloud
+from tests.trainer.deviating_engine import DEVIATION_FILE
+
+pytestmark = pytest.mark.timeout(300)
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+# What cannot be answered where updates change nothing, where passes have no sum of their losses,
+# and where no answer can be sampled.
+EFFECT_PROBES = {
+    "training", "base beside adapter", "snapshots", "old clients", "unpublished", "alpha",
+    "clipping",
+}  # fmt: skip
+TRAINING_PROBES = {*EFFECT_PROBES, "sampler", "policy loss", "checkpoint"}
+SAMPLING_PROBES = {
+    "base", "fresh adapter", "sampler", "base beside adapter", "snapshots", "old clients",
+    "unpublished", "seeds", "batches", "stop tokens", "end tokens",
+}  # fmt: skip
+
+
+@pytest.fixture
+def others(cloud: ServedCloud) -> ServedCloud:  # noqa: F811
+    """The rehearsal cloud, which can behave as servers of other makers."""
+    return cloud
+
+
+def run_probes(model: str, names: Collection[str] = ()) -> dict[str, ProbeResult]:
+    """Run the probes of these names, or all of them."""
+    with open_backend_session(model) as session:
+        return {
+            probe.name: probe.run(session) for probe in PROBES if not names or probe.name in names
+        }
+
+
+def list_different(findings: dict[str, ProbeResult]) -> set[str]:
+    return {name for name, finding in findings.items() if finding.outcome != "as Tinker"}
+
+
+def assert_judged(findings: dict[str, ProbeResult], different: set[str], verdict: str) -> None:
+    """Fail unless exactly these probes differ, and the verdict begins with these words."""
+    assert list_different(findings) == different, findings
+    assert describe_verdict(findings).startswith(verdict), findings
+
+
+def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", engine.url)
+    monkeypatch.setenv("TINKER_API_KEY", engine.token)
+    findings = run_probes(engine.model)
+    assert {name: findings[name] for name in list_different(findings)} == {}
+    assert describe_verdict(findings) == "fits"
+
+
+@pytest.mark.parametrize(
+    ("kind", "different", "verdict"),
+    [
+        ("short_logprobs", {"base"}, "does not fit: base"),
+        ("live_samplers", {"snapshots"}, "does not fit: snapshots"),
+        ("stale_sampler", {"sampler"}, "does not fit: sampler"),
+        ("no_stop_tokens", {"stop tokens"}, "does not fit: stop tokens"),
+        ("no_clipping", {"clipping"}, "fits with limits: clipping"),
+        ("no_seeds", {"seeds"}, "fits with limits: seeds"),
+        ("order_noise", {"batches"}, "fits with limits: batches"),
+    ],
+)
+def test_a_server_that_differs_is_told_apart(
+    others: ServedCloud, kind: str, different: set[str], verdict: str
+) -> None:
+    """Other probes are asked beside the one that sees it: they see nothing."""
+    others.begin(kind)
+    beside = {"training", "checkpoint"}
+    if kind == "stale_sampler":  # It has the weights of an earlier publication, if there is one.
+        beside.add("fresh adapter")
+    findings = run_probes(MODEL, different | beside)
+    assert_judged(findings, different, verdict)
+
+
+@dataclass
+class DeviatingServer:
+    url: str
+    store: Path
+
+    def begin(self, deviation: str) -> None:
+        (self.store / DEVIATION_FILE).write_text(deviation)
+
+
+@pytest.fixture(scope="module")
+def deviating_server(
+    random_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DeviatingServer]:
+    """Our engine, which can be told what to do wrongly."""
+    store = tmp_path_factory.mktemp("deviating")
+    options = ("--model", random_model, "--store", str(store))
+    url, process = start_server("tests.trainer.deviating_engine", store / "engine.log", *options)
+    yield DeviatingServer(url, store)
+    end(process)
+
+
+@pytest.fixture
+def deviating(
+    deviating_server: DeviatingServer, monkeypatch: pytest.MonkeyPatch
+) -> DeviatingServer:
+    """The same, as the server of this process."""
+    monkeypatch.setenv("TINKER_BASE_URL", deviating_server.url)
+    monkeypatch.setenv("TINKER_API_KEY", TOKEN)
+    return deviating_server
+
+
+each_deviation = pytest.mark.parametrize(
+    ("deviation", "different", "verdict"),
+    [
+        ("", set(), "fits"),
+        ("mean_losses", {"policy loss", "gradient"}, "does not fit: policy loss, gradient"),
+        ("no_loss_sum", TRAINING_PROBES, "does not fit: training"),
+        ("growing_alpha", {"alpha"}, "fits with limits: alpha"),
+        ("adapter_for_base", {"base beside adapter"}, "does not fit: base beside adapter"),
+        ("adapters_begin_elsewhere", {"fresh adapter"}, "does not fit: fresh adapter"),
+        ("updates_without_effect", EFFECT_PROBES, "does not fit: training"),
+        ("live_weights", {"snapshots", "unpublished"}, "does not fit: snapshots, unpublished"),
+        ("old_clients_overwrite", {"old clients"}, "does not fit: old clients"),
+        ("states_are_not_loaded", {"checkpoint"}, "does not fit: checkpoint"),
+        ("answers_without_end", {"end tokens"}, "does not fit: end tokens"),
+        ("no_sequence_ids", SAMPLING_PROBES, "does not fit: base"),
+    ],
+)
+
+
+@each_deviation
+def test_an_engine_that_differs_is_told_apart(
+    deviating: DeviatingServer,
+    random_model: str,
+    deviation: str,
+    different: set[str],
+    verdict: str,
+) -> None:
+    """Two probes are asked beside those that see it: they see nothing."""
+    deviating.begin(deviation)
+    findings = run_probes(random_model, different | {"training", "checkpoint"})
+    assert_judged(findings, different, verdict)
+
+
+@pytest.mark.long
+@each_deviation
+def test_no_other_probe_sees_it(
+    deviating: DeviatingServer,
+    random_model: str,
+    deviation: str,
+    different: set[str],
+    verdict: str,
+) -> None:
+    deviating.begin(deviation)
+    findings = run_probes(random_model)
+    assert findings.keys() == {probe.name for probe in PROBES}
+    assert_judged(findings, different, verdict)
+
+
+def test_the_trainer_names_an_answer_that_the_sdk_refuses(
+    deviating: DeviatingServer, random_model: str
+) -> None:
+    deviating.begin("no_sequence_ids")
+    prompt, params = tinker.ModelInput.from_ints([5, 6]), tinker.SamplingParams(max_tokens=1)
+    with (
+        open_backend_session(random_model) as session,
+        pytest.raises(ServerProtocolError, match=r"refuses an answer .* sample_sequence_ids"),
+    ):
+        asyncio.run(call_sdk(session.sample_base(), "sample", prompt, 1, params))
+
+
+def test_the_command_prints_a_verdict(
+    others: ServedCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("training", "snapshots", "clipping")
+    probes = tuple(probe for probe in PROBES if probe.name in names)
+    monkeypatch.setattr(weight_probes, "PROBES", probes)
+    others.begin("no_clipping")
+    assert main(["backend", "check", others.url, "--model", MODEL, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "fits with limits: clipping"
+    assert [row["probe"] for row in answer["probes"]] == list(names)
+    others.begin("live_samplers")
+    assert main(["backend", "check", others.url, "--model", MODEL]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "verdict does not fit: " in shown
+    assert "snapshots differs: the old client moved by" in shown
+
+
+def test_a_model_that_is_not_offered_is_refused(
+    others: ServedCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["backend", "check", others.url, "--model", "no/model"]) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "does not offer no/model for training; it offers Qwen/" in message

@@ -1,0 +1,395 @@
+"""The pages as answers to requests: who may read them, what they say, and what they never hold."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from lachesis.base.files import write_private
+from lachesis.checkpoints.manifests import Manifest
+from lachesis.launch.resume import make_next_attempt_changes
+from lachesis.runs.record import PastAttempt
+from lachesis.runs.store import RunStore
+from lachesis.web import sign_in
+from lachesis.web.app import create_app
+from lachesis.web.sign_in import make_sign_in_link
+from lachesis.web.static_files import get_static_prefix
+from tests.web.recorded import BEST, FAILED, LIVING, SCRIPT, SLOW, fill_home
+
+ADDRESS, TOKEN = "http://localhost:8070", "the token of this home"
+PAGES = (
+    "/runs",
+    f"/runs/{BEST}",
+    f"/runs/{SLOW}",
+    f"/runs/{LIVING}",
+    f"/runs/{FAILED}",
+    f"/runs/{BEST}/rollouts",
+    f"/runs/{BEST}/rollouts?ask=wrong&group=4-0",
+    f"/runs/{FAILED}/rollouts",
+    f"/runs/{BEST}/metrics",
+    f"/runs/{BEST}/settings",
+    f"/runs/{BEST}/logs",
+    f"/runs/{BEST}/logs/trainer?q=reward",
+    f"/compare?runs={BEST},{SLOW}",
+    f"/compare?runs={BEST}&runs={SLOW}&all=1",
+)
+
+
+@pytest.fixture
+def store(clean_environment: Path) -> RunStore:
+    return fill_home(clean_environment)
+
+
+@pytest.fixture
+def client(store: RunStore) -> Iterator[TestClient]:
+    """A client that needs no token."""
+    with TestClient(create_app(store=store), base_url=ADDRESS) as client:
+        yield client
+
+
+@pytest.fixture
+def stranger(store: RunStore) -> Iterator[TestClient]:
+    """A client of a server that asks for the token."""
+    app = create_app(store=store, token=TOKEN)
+    with TestClient(app, base_url=ADDRESS, follow_redirects=False) as client:
+        yield client
+
+
+# --- who may read
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/", "/runs.csv", "/curves.json?runs=a&metrics=b", "/x"])
+def test_a_stranger_sees_nothing(stranger: TestClient, path: str) -> None:
+    answer = stranger.get(path)
+    assert answer.status_code == 401
+    assert "Sign in to Lachesis." in answer.text
+    for secret in (BEST, SLOW, "sums", TOKEN):
+        assert secret not in html.unescape(answer.text).replace(path, "")
+
+
+def test_a_link_signs_a_browser_in(stranger: TestClient) -> None:
+    link = make_sign_in_link(ADDRESS, TOKEN, f"/runs/{BEST}")
+    assert TOKEN not in link
+    answer = stranger.get(link)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{BEST}")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert TOKEN not in cookie
+    assert stranger.get(f"/runs/{BEST}").status_code == 200
+
+
+def test_a_link_is_valid_for_ten_minutes(
+    stranger: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = make_sign_in_link(ADDRESS, TOKEN)
+    now = sign_in.time.time()
+    monkeypatch.setattr(sign_in.time, "time", lambda: now + sign_in.LINK_LIFETIME_S + 2)
+    answer = stranger.get(link)
+    assert answer.status_code == 401
+    assert "too old" in answer.text
+
+
+@pytest.mark.parametrize(
+    "make_code",
+    [
+        lambda: "",
+        lambda: "1.2",
+        lambda: "9999999999.00",
+        lambda: "²²²²²²²²²².ff",
+        lambda: sign_in.sign("other", "link", 600),
+        lambda: sign_in.sign(TOKEN, "cookie", 600),
+    ],
+    ids=["empty", "old", "unsigned", "no digits", "of another token", "a cookie"],
+)
+def test_another_code_signs_nobody_in(stranger: TestClient, make_code: Callable[[], str]) -> None:
+    code = make_code()
+    assert stranger.get("/sign-in", params={"code": code}).status_code == 401
+    is_ascii_cookie = code.isascii() and not sign_in.is_valid(code, TOKEN, "cookie")
+    if is_ascii_cookie:
+        headers = {"Cookie": f"lachesis-8070={code}"}
+        assert stranger.get("/runs", headers=headers).status_code == 401
+
+
+def test_the_token_signs_in(stranger: TestClient) -> None:
+    form = {"token": f" {TOKEN}\n", "next": f"/compare?runs={BEST},{SLOW}"}
+    answer = stranger.post("/sign-in", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, form["next"])
+    assert stranger.get("/runs").status_code == 200
+    assert stranger.post("/sign-in", data={"token": "wrong"}).status_code == 401
+    assert stranger.post("/sign-in", data={"token": "x" * 20_000}).status_code == 401
+
+
+@pytest.mark.parametrize("target", ["https://example.org", "//example.org", "/\\example.org", ""])
+def test_signing_in_leads_to_no_other_server(stranger: TestClient, target: str) -> None:
+    answer = stranger.post("/sign-in", data={"token": TOKEN, "next": target})
+    assert answer.headers["location"] == "/runs"
+
+
+def test_a_program_sends_the_token(stranger: TestClient) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert stranger.get("/runs.csv", headers=headers).status_code == 200
+    assert stranger.get("/runs.csv", headers={"Authorization": "Bearer x"}).status_code == 401
+
+
+def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
+    assert client.get("/runs", headers={"Host": "example.org"}).status_code == 403
+    assert client.get("/runs", headers={"Origin": "http://example.org"}).status_code == 403
+    other = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert client.get("/runs", headers=other).status_code == 403
+    link = {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/runs", headers=link).status_code == 200
+
+
+# --- what the pages say
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_each_page_is_whole_and_strict(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert answer.text.rstrip().endswith("</html>")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    # What the policy forbids is not there either.
+    assert " style=" not in answer.text
+    assert " onclick=" not in answer.text
+    assert "<script>" not in answer.text
+    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+
+
+def test_what_others_wrote_is_text(client: TestClient) -> None:
+    for path in (f"/runs/{LIVING}", f"/runs/{FAILED}", "/runs", f"/runs/{BEST}/rollouts?group=1-0"):
+        text = client.get(path).text
+        assert SCRIPT not in text
+        assert "&lt;script&gt;" in text
+
+
+def test_the_list_says_what_needs_a_look(client: TestClient) -> None:
+    text = client.get("/runs").text
+    assert "Two of 4 runs need a look." in text
+    assert "One is running." in text
+    assert 'aria-sort="descending"' in text
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", [LIVING, BEST, SLOW, FAILED]),
+        ("sort=run", [FAILED, LIVING, SLOW, BEST]),
+        ("sort=-held", [BEST, SLOW]),
+        ("q=learning_rate<0.001", [SLOW]),
+        ("q=learning_rate>=0.00004 sums", [LIVING, BEST, SLOW, FAILED]),
+        ("q=night", [BEST]),
+        ("q=nothing-like-it", []),
+        ("tag=night", [BEST]),
+        ("health=look", [SLOW, FAILED]),
+        ("state=alive", [LIVING]),
+        ("state=failed", [FAILED]),
+        ("env=words", []),
+        ("page=99", [LIVING, BEST, SLOW, FAILED]),
+        ("page=x&sort=-nothing", [BEST, SLOW, LIVING, FAILED]),
+    ],
+)
+def test_the_address_chooses_and_orders_runs(
+    client: TestClient, query: str, expected: list[str]
+) -> None:
+    text = client.get(f"/runs?{query}").text
+    shown = [part[:8] for part in text.split('data-run="')[1:]]
+    if "sort=-held" in query:
+        assert shown[:2] == expected
+    else:
+        assert shown == expected
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/runs.csv?{query}").text)))
+    assert {row["run_id"] for row in rows} >= set(expected)
+
+
+def test_ticked_runs_have_letters(client: TestClient) -> None:
+    text = client.get(f"/runs?ticked={SLOW},{BEST},eeee0005").text
+    assert f'<tr id="run-{SLOW}" data-run="{SLOW}" class="ticked run-a">' in text
+    assert f'<tr id="run-{BEST}" data-run="{BEST}" class="ticked run-b">' in text
+
+
+def test_a_run_says_what_happened(client: TestClient) -> None:
+    text = client.get(f"/runs/{BEST}").text
+    assert "It learned." in text
+    assert "held-out accuracy from 10 % to 95 %." in text
+    assert f"lachesis weights {BEST} --to DIR" in text
+    assert "lachesis train sums" in text
+    assert "so not drawn: seconds a step 0.3 · learning rate 0.001." in text
+    assert 'data-stream="' not in text
+    living = client.get(f"/runs/{LIVING}").text
+    assert f'data-stream="/runs/{LIVING}/events"' in living
+    assert "2 of 10" in living
+
+
+def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(
+    client: TestClient, store: RunStore
+) -> None:
+    forecast = {"tokens": {"low": 291_000, "high": 356_000}, "hours": {"low": 0.1, "high": 0.2}}
+    store.update(BEST, forecast=forecast)
+    (store.dir(BEST).path / "wandb" / "offline-run-1").mkdir(parents=True)
+    text = client.get(f"/runs/{BEST}").text
+    assert "291 k to 356 k" in text
+    assert "6 min to 12 min" in text
+    assert "offline, not sent" in text
+    assert "No forecast was made" not in text
+    config = store.dir(BEST).config
+    config.write_text(config.read_text().replace("max_tokens: null", "max_tokens: 480"))
+    text = client.get(f"/runs/{BEST}").text
+    assert "240 of 480" in text
+    assert '<rect class="used" width="500"' in text
+
+
+def test_a_resumed_run_says_how_its_attempts_ended(client: TestClient, store: RunStore) -> None:
+    assert "How it ended" not in client.get(f"/runs/{FAILED}").text
+    store.update(FAILED, started_at="2026-01-01T00:00:00+00:00", stop_reason="its token budget")
+    store.update(FAILED, **make_next_attempt_changes(store.load(FAILED)))
+    store.update(FAILED, **make_next_attempt_changes(store.load(FAILED)))
+    (first, second) = store.load(FAILED).past_attempts
+    assert (first.attempt, first.status, first.reason) == (1, "failed", "its token budget")
+    assert (second.attempt, second.status, second.reason) == (2, "pending", None)
+    text = client.get(f"/runs/{FAILED}").text
+    assert "How it ended" in text
+    assert "failed: its token budget" in text
+
+
+def test_a_comparison_names_the_best(client: TestClient) -> None:
+    text = client.get(f"/compare?runs={BEST},{SLOW}").text
+    assert "A is best:" in text
+    assert "with learning_rate 0.00004" in text
+    assert "1 of" in text
+    for runs in ("", BEST, ",".join(f"{number:08x}" for number in range(9))):
+        answer = client.get(f"/compare?runs={runs}")
+        assert answer.status_code == 400
+        assert "allowed: 2 to 8" in answer.text
+
+
+def test_an_unknown_run_leads_to_the_nearest(client: TestClient) -> None:
+    answer = client.get(f"/runs/{BEST[:-1]}2")
+    assert answer.status_code == 404
+    assert f'href="/runs/{BEST}"' in answer.text
+    assert client.get("/runs/..%2f..%2fetc/logs").status_code == 404
+    assert client.get("/nothing").status_code == 404
+    assert client.get(f"/runs/{BEST}/logs/nothing").status_code == 400
+    assert client.post("/runs").status_code == 405
+
+
+def test_a_home_without_runs_says_how_to_begin(clean_environment: Path) -> None:
+    store = RunStore(clean_environment)
+    with TestClient(create_app(store=store), base_url=ADDRESS) as client:
+        text = client.get("/runs").text
+    assert "No runs yet." in text
+    assert "lachesis demo" in text
+
+
+def test_a_damaged_part_leaves_the_rest(client: TestClient, store: RunStore) -> None:
+    store.dir(BEST).config.write_text("[")
+    store.dir(SLOW).record.write_text("{")
+    store.dir(LIVING).metrics.write_bytes(b"\xff\x00{]\n")
+    text = client.get("/runs").text
+    assert f'data-run="{BEST}"' in text
+    assert f'data-run="{SLOW}"' not in text
+    assert client.get(f"/runs/{BEST}").status_code == 200
+    assert client.get(f"/runs/{BEST}/settings").status_code == 200
+    assert client.get(f"/runs/{LIVING}").status_code == 200
+    assert client.get(f"/runs/{SLOW}").status_code == 500
+    (store.dir(BEST).rollouts / "steps-00000009-00000009.parquet").write_text("no")
+    answer = client.get(f"/runs/{BEST}/rollouts")
+    assert answer.status_code == 500
+    assert "cannot be read" in answer.text
+
+
+# --- data
+
+
+def test_curves_are_thinned_and_smoothed(client: TestClient) -> None:
+    address = f"/curves.json?runs={BEST}&metrics=reward/mean,nothing&mean=5"
+    run = client.get(address).json()["runs"][BEST]
+    assert list(run["series"]) == ["reward/mean"]
+    series = run["series"]["reward/mean"]
+    assert series["x"] == [1.0, 2.0, 3.0, 4.0]
+    assert series["raw"] == [0.1, 0.3, 0.8, 0.9]
+    assert series["mean"] == pytest.approx([0.4, 0.525, 0.525, 0.66667])
+    assert [point["percent_correct"] for point in run["held_out"]] == [0.1, 0.95]
+    by_tokens = client.get(address + "&x=tokens&from=100&to=130").json()["runs"][BEST]
+    assert by_tokens["series"]["reward/mean"]["x"] == [60.0, 120.0, 180.0]
+    assert by_tokens["held_out"][1]["x"] == 240.0
+    by_time = client.get(address + "&x=time").json()["runs"][BEST]
+    assert by_time["series"]["reward/mean"]["x"] == [0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("query", ["", f"runs={BEST}", f"runs={','.join('abcdefghi')}&metrics=a"])
+def test_a_wrong_request_for_curves_says_what_is_allowed(client: TestClient, query: str) -> None:
+    answer = client.get(f"/curves.json?{query}")
+    assert answer.status_code == 400
+    assert "allowed: 1 to" in answer.text
+
+
+def test_tables_are_downloaded(client: TestClient) -> None:
+    answer = client.get(f"/curves.csv?runs={BEST},{SLOW}&metrics=reward/mean")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["reward/mean"] for row in rows[:4]] == ["0.1", "0.3", "0.8", "0.9"]
+    assert len(rows) == 8
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/runs/{BEST}/rollouts.csv").text)))
+    assert [(row["step"], row["right"]) for row in rows] == [("4", "2"), ("1", "2")]
+    answer = client.get(f"/compare.csv?runs={BEST},{SLOW}")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert {"name": "learning_rate", BEST: "0.0015", SLOW: "0.00004"} in rows
+    settings = client.get(f"/runs/{SLOW}/settings.csv").text
+    assert any(line.startswith("learning_rate,tinker,0.00004,") for line in settings.splitlines())
+    assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_checkpoints_and_attempts_are_downloaded(client: TestClient, store: RunStore) -> None:
+    first = PastAttempt(
+        attempt=1, started_at="2026-01-03T00:00:00+00:00", duration_s=9.0, first_step=1,
+        last_step=2, status="failed", reason="it broke",
+    )  # fmt: skip
+    store.update(SLOW, attempt=2, past_attempts=[first])
+    manifest = Manifest(step=2, state="tinker://x/2", sampler_weights="tinker://x/sampler/2")
+    write_private(store.dir(SLOW).checkpoints / "step-2.json", manifest.model_dump_json())
+    text = client.get(f"/runs/{SLOW}").text
+    tables = {}
+    for name in ("attempts", "checkpoints"):
+        assert f'href="/runs/{SLOW}/{name}.csv"' in text
+        answer = client.get(f"/runs/{SLOW}/{name}.csv").text
+        tables[name] = list(csv.DictReader(io.StringIO(answer)))
+    assert [row["reason"] for row in tables["attempts"]] == ["it broke", ""]
+    (checkpoint,) = tables["checkpoints"]
+    assert checkpoint == {"step": "2", "is_final": "False", "reward": "0.1"}
+
+
+def test_a_text_is_no_formula_of_a_spreadsheet(client: TestClient, store: RunStore) -> None:
+    store.update(BEST, note="=1+1")
+    assert "'=1+1" in client.get("/runs.csv?tag=night").text
+
+
+def test_a_log_is_shown_searched_and_downloaded(client: TestClient) -> None:
+    text = client.get(f"/runs/{BEST}/logs/trainer").text
+    assert "step 1 reward 0.1" in text
+    assert "<mark>ValueError: &lt;script&gt;" in text
+    found = client.get(f"/runs/{BEST}/logs/trainer?q=REWARD").text
+    assert "1 of 1 lines with this text" in found
+    assert client.get(f"/runs/{BEST}/logs/trainer.txt").text.startswith("step 1")
+
+
+def test_static_files_may_be_kept(client: TestClient) -> None:
+    answer = client.get(f"{get_static_prefix()}/page.js")
+    assert "immutable" in answer.headers["cache-control"]
+    assert client.get("/static/000000000000/page.js").status_code == 404
+    assert client.get(f"{get_static_prefix()}/../templates/runs.html.j2").status_code == 404
+
+
+def test_filters_by_script_have_a_clean_address(client: TestClient) -> None:
+    answer = client.get("/runs?q=&env=sums&health=", headers={"HX-Request": "true"})
+    assert answer.headers["hx-push-url"] == "/runs?env=sums"
+    assert json.dumps(answer.headers["vary"]).count("HX-Request") == 1
