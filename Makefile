@@ -1,7 +1,7 @@
 # make install everything into .venv, once
 # make demo    train a tiny model by reinforcement, whole chain, on this machine
 # make test    all but the longest  make lint    style, types, import direction, names and sizes
-# make house   measure names, sizes and sentences, and compare them with what is allowed
+# make house   measure packages, names, sizes and sentences, and compare them with what is allowed
 # make e2e     train whole runs: by command, by agents, from the wheel (half an hour)
 # make faults  break everything that can break, and print a table (an hour or more)
 # make backends  train whole runs on SkyRL without a card, on one process and on two hosts (half an hour; installs 8 GB once)

@@ -32,7 +32,7 @@ from lachesis.config.owner_policy import load_policy
 from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.scan import scan_environments
-from lachesis.environment_check import check as checking
+from lachesis.environment_check.check import CheckResult, run_environment_checks
 from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.runs.folder import RunDir
 
@@ -257,7 +257,7 @@ def main() -> None:
     """Run one check; this is the entry point of its process."""
     job = _load_job(sys.argv[1])
 
-    def record_line(line: checking.CheckResult) -> None:
+    def record_line(line: CheckResult) -> None:
         job.lines.append(CheckLine(**asdict(line)))
         _save_job(job)
 
@@ -268,7 +268,7 @@ def main() -> None:
         launch = LaunchRequest(job.environment, "embedded", model=job.model)
         resolved = service.resolve(launch)
         service.build_tiny_model(resolved.config, lambda done, total: None)
-        checking.run_environment_checks(
+        run_environment_checks(
             resolved.environment,
             resolved.config,
             _get_job_folder(job.check_id),

@@ -153,3 +153,57 @@ def test_the_readme_is_read_on_a_screen_and_a_half() -> None:
 
 def test_the_guide_for_agents_is_short() -> None:
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
+
+
+# Modules whose names are everyday variables; a module bound as such a name would be shadowed.
+EVERYDAY = set(
+    [
+        "record",
+        "folder",
+        "store",
+        "session",
+        "metrics",
+        "spec",
+        "plan",
+        "order",
+        "groups",
+        "search",
+        "columns",
+        "writer",
+        "results",
+        "verdict",
+        "forecast",
+        "resume",
+        "draft",
+        "messages",
+        "load",
+        "device",
+        "rollout",
+        "dataset",
+        "evaluation",
+        "check",
+        "stages",
+        "schema",
+        "tick",
+        "ports",
+        "variables",
+        "curves",
+        "sampling",
+        "resources",
+        "internals",
+        "forms",
+    ]
+)
+
+
+def test_modules_named_as_everyday_variables_are_imported_by_name_only() -> None:
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in OURS}
+    bound = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"
+        for path in OURS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name in EVERYDAY and f"{node.module}.{alias.name}" in modules
+    ]
+    assert bound == []

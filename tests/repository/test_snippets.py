@@ -21,9 +21,9 @@ from tests.repository.snippets import (
 # Pages that start a server or train for minutes, and one that goes on from these: `make e2e` plays
 # them.
 LONG_PAGES = (
-    "start/first-run.md",
+    "tutorials/first-run.md",
     "how-to/read-rollouts.md",
-    "start/your-own-environment.md",
+    "tutorials/your-own-environment.md",
     "how-to/write-an-environment.md",
     "how-to/test-before-training.md",
     "how-to/watch-and-compare.md",
