@@ -156,44 +156,12 @@ def test_the_guide_for_agents_is_short() -> None:
 
 
 # Modules whose names are everyday variables; a module bound as such a name would be shadowed.
-EVERYDAY = set(
-    [
-        "record",
-        "folder",
-        "store",
-        "session",
-        "metrics",
-        "spec",
-        "plan",
-        "order",
-        "groups",
-        "search",
-        "columns",
-        "writer",
-        "results",
-        "verdict",
-        "forecast",
-        "resume",
-        "draft",
-        "messages",
-        "load",
-        "device",
-        "rollout",
-        "dataset",
-        "evaluation",
-        "check",
-        "stages",
-        "schema",
-        "tick",
-        "ports",
-        "variables",
-        "curves",
-        "sampling",
-        "resources",
-        "internals",
-        "forms",
-    ]
-)
+EVERYDAY = {
+    "record", "folder", "store", "session", "metrics", "spec", "plan", "order", "groups", "search",
+    "columns", "writer", "results", "verdict", "forecast", "resume", "draft", "messages", "load",
+    "device", "rollout", "dataset", "evaluation", "check", "stages", "schema", "tick", "ports",
+    "variables", "curves", "sampling", "resources", "internals", "forms",
+}  # fmt: skip
 
 
 def test_modules_named_as_everyday_variables_are_imported_by_name_only() -> None:
