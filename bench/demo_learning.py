@@ -13,7 +13,7 @@ import collections
 from table import show
 
 from lachesis.base.timestamps import seconds_between
-from lachesis.cli import watch
+from lachesis.cli.commands import watch
 from lachesis.config.field_edits import parse_assignment
 from lachesis.environment_catalog import lookup
 from lachesis.monitor.learning_rules import judge_learning

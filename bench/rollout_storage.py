@@ -23,7 +23,7 @@ import numpy as np
 from table import show
 from transformers import AutoTokenizer
 
-from lachesis.cli import watch
+from lachesis.cli.commands import watch
 from lachesis.inference_server.token_usage import Usage
 from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.prefect_client import background_serve, submit

@@ -28,7 +28,7 @@ from pathlib import Path
 from engine import medium
 from table import show
 
-from lachesis.cli import watch
+from lachesis.cli.commands import watch
 from lachesis.environment_catalog import lookup
 from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.prefect_client import background_serve, submit

@@ -1,15 +1,18 @@
-"""Describe every command of the command line, from its parser."""
+"""Describe every command of the command line, from the application that runs them."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
+import textwrap
+from typing import get_origin
 from unittest.mock import patch
 
+from cyclopts import App
+from cyclopts.argument import Argument
+
 from docs_generator.markdown import make_table
-from lachesis.cli.main import build_parser
-from lachesis.cli.parser import CommandParser, TopParser
+from lachesis.cli.main import GROUPS, build_app
 
 COMMANDS_HEAD = """# Commands
 
@@ -20,76 +23,70 @@ newest. Every command also takes `--help`, and `--json` to print JSON for a prog
 is 0 if the command did what it was asked, 1 for an [error](errors.md), and 2 for a wrong command
 line.
 """
+# Where a usage line is not folded.
+_BLANK = "\0"
 
 
 def render_commands() -> str:
     """Return the page of all commands, in the groups of `lachesis --help`."""
-    # Usage lines are folded at the width of a terminal, and defaults come from the environment.
-    with patch.dict(os.environ, {"COLUMNS": "90"}):
-        parser = build_parser()
+    # Defaults come from the environment.
+    with patch.dict(os.environ):
+        os.environ.pop("LACHESIS_PROFILE", None)
+        app = build_app()
         sections = [
-            "\n".join(
-                [f"## {title.capitalize()}", "", *(_render(parser, name) for name in commands)]
-            )
-            for title, commands in parser.groups.items()
+            "\n".join([f"## {title}", "", *(_render(app, *command) for command in commands)])
+            for title, commands in GROUPS.items()
         ]
     return COMMANDS_HEAD + "\n" + "\n".join(sections)
 
 
-def _render(parser: TopParser, name: str) -> str:
-    command = parser.commands[name]
-    lines = [f"### {name}", "", f"{_make_sentence(parser, name)}", ""]
-    lines += ["```text", command.format_usage().removeprefix("usage: ").rstrip(), "```", ""]
-    lines += _list_arguments(command)
-    for action, text, subcommand in _list_subcommands(command):
-        lines += [f"`lachesis {name} {action}`: {text}.", "", *_list_arguments(subcommand)]
-    if command.epilog:
-        example = command.epilog.removeprefix("example: ")
-        lines += [f"Example: `{example}`", ""]
-    return "\n".join(lines)
-
-
-def _list_arguments(command: CommandParser) -> list[str]:
-    """Return the table of a command's own arguments, or nothing if it has none."""
-    rows = [_make_row(command, action) for action in command.list_actions() if _is_own(action)]
-    return [make_table(("argument", "meaning"), rows), ""] if rows else []
-
-
-def _list_subcommands(command: CommandParser) -> list[tuple[str, str, CommandParser]]:
-    """Return the name, the help and the parser of those below a command, such as `env new`."""
-    return [
-        (choice.dest, choice.help or "", action.choices[choice.dest])
-        for action in command.list_actions()
-        if isinstance(action, argparse._SubParsersAction)
-        for choice in action._choices_actions
+def _render(app: App, words: str, _: str, text: str, example: str) -> str:
+    command = app
+    for word in words.split():
+        command = command[word]
+    arguments = [
+        argument
+        for argument in command.assemble_argument_collection(
+            default_parameter=app.default_parameter
+        )
+        if argument.show and argument.name != "--json"
     ]
+    usage = " ".join(["lachesis", words, *map(_format_usage, arguments)])
+    usage = textwrap.fill(
+        usage, 90, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    ).replace(_BLANK, " ")
+    lines = [f"### {words}", "", text, "", "```text", usage, "```", ""]
+    if arguments:
+        lines += [make_table(("argument", "meaning"), list(map(_make_row, arguments))), ""]
+    return "\n".join([*lines, f"Example: `{example}`", ""])
 
 
-def _make_sentence(parser: TopParser, name: str) -> str:
-    text = next(commands[name] for commands in parser.groups.values() if name in commands)
-    return f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
-def _is_own(action: argparse.Action) -> bool:
-    is_subcommand = isinstance(action, argparse._SubParsersAction)
-    return action.dest not in ("help", "json") and not is_subcommand
-
-
-def _make_row(command: CommandParser, action: argparse.Action) -> tuple[str, str]:
-    if action.option_strings:
-        value = "" if action.nargs == 0 else f" {_get_metavar(action)}"
-        name = ", ".join(f"`{option}{value}`" for option in action.option_strings)
+def _format_usage(argument: Argument) -> str:
+    """Return how an argument is written in a usage line; what may be left out is in brackets."""
+    value = _get_metavar(argument)
+    if argument.index is None:
+        text = f"{argument.name} {value}".rstrip()
     else:
-        name = f"`{_get_metavar(action)}`"
-    text = action.help or ""
-    if "%" in text:
-        text = text % {**vars(action), "prog": command.prog}
-    return name, re.sub(r"([<>])", r"\\\1", text)
+        text = f"{value}..." if get_origin(argument.hint) is tuple else value
+    text = text.replace(" ", _BLANK)
+    return text if argument.required else f"[{text}]"
 
 
-def _get_metavar(action: argparse.Action) -> str:
-    if isinstance(action.metavar, str):
-        return action.metavar
-    if action.choices:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    return action.dest.upper()
+def _make_row(argument: Argument) -> tuple[str, str]:
+    value = _get_metavar(argument)
+    if argument.index is None:
+        name = ", ".join(f"`{option} {value}`".replace(" `", "`") for option in argument.names)
+    else:
+        name = f"`{value}`"
+    return name, re.sub(r"([<>])", r"\\\1", argument.parameter.help or "")
+
+
+def _get_metavar(argument: Argument) -> str:
+    """Return the word that stands for the value, or nothing for an option without a value."""
+    if argument.hint is bool:
+        return ""
+    if argument.parameter.metavar:
+        return argument.parameter.metavar
+    if choices := argument.get_choices():
+        return "{" + ",".join(choices) + "}"
+    return argument.name.lstrip("-").replace("-", "_").upper()

@@ -65,9 +65,9 @@ For whoever sets a value with `--set`, in a launch file, by a form of Prefect or
 field with its default, what it may be, and what it means.
 
 `--set batch_size=64` sets a field by its name; `--set env.batch_size=64` also names its section. An
-environment has further fields of its own; `lachesis envs NAME` shows them. `lachesis config NAME`
-writes a launch file with all fields. *Locked* says where a field cannot be changed: some fields
-belong to the machinery, and some cost money or need experience and are locked on the profile
+environment has further fields of its own; `lachesis env show NAME` shows them. `lachesis config
+NAME` writes a launch file with all fields. *Locked* says where a field cannot be changed: some
+fields belong to the machinery, and some cost money or need experience and are locked on the profile
 `tinker`, where an operator may unlock them.
 
 Where a profile has a default of its own, it stands beside the general one.

@@ -85,7 +85,7 @@ def train(
         confirmed: On a paid profile, agree to what the run costs. `lachesis train … --dry-run`
             shows the forecast; a limit of US dollars counts as agreed too.
         settings: Further fields, one `key=value` on each line, as in `tinker.learning_rate=0.001`;
-            `lachesis envs NAME` lists them.
+            `lachesis env show NAME` lists them.
         limits: At the first limit that is reached, the run saves a checkpoint and stops.
         run_id: Reserved for programs; leave it empty.
         by_agent: Reserved for programs; leave it off.

@@ -92,7 +92,7 @@ def validate(
         prompts: Prompts of your own, instead of the environment's items.
         max_tokens: Longest answer to a prompt of your own, in tokens.
         temperature: Sampling temperature for prompts of your own.
-        settings: Further fields, one `key=value` on each line; `lachesis envs NAME` lists them.
+        settings: Further fields, one `key=value` on each line; `lachesis env show NAME` lists them.
         test_id: Reserved for programs; leave it empty.
         by_agent: Reserved for programs; leave it off.
     """

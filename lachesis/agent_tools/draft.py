@@ -5,7 +5,6 @@ and look at its runs.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from lachesis.base.api_keys import describe_places
 from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKEND_FIELDS
+from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.profiles import list_missing_keys
 from lachesis.config.value_parsing import read_env_number
 from lachesis.launch.choose_model import describe_default_model
@@ -46,13 +46,6 @@ def get_status_interval_s() -> float:
         ConfigError: $LACHESIS_STATUS_INTERVAL_S is not a valid number.
     """
     return read_env_number("LACHESIS_STATUS_INTERVAL_S", 1800, min_value=0)
-
-
-def get_default_profile() -> str:
-    """Return the profile of a draft that names none: $LACHESIS_PROFILE, or else the embedded
-    engine.
-    """
-    return os.environ.get("LACHESIS_PROFILE", "embedded")
 
 
 class AgentSession:

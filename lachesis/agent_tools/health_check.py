@@ -8,14 +8,15 @@ from pathlib import Path
 
 from lachesis import __version__
 from lachesis.agent_tools import views
-from lachesis.agent_tools.background_server import can_start_server
-from lachesis.agent_tools.draft import AgentSession, get_default_profile
+from lachesis.agent_tools.draft import AgentSession
 from lachesis.agent_tools.schemas import ServiceHealth
 from lachesis.agent_tools.session import SessionState
 from lachesis.base import paths
 from lachesis.base.api_keys import describe_places, read_key
 from lachesis.base.errors import ConfigError, LachesisError
+from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.profiles import PROFILES, list_missing_keys, load_profile_values
+from lachesis.operations.server import can_start_server
 from lachesis.prefect_client import background_serve
 from lachesis.prefect_client.serve_info import find_api_url
 

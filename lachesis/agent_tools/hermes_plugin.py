@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from lachesis.agent_tools.draft import get_default_profile
 from lachesis.agent_tools.health_check import find_skill
 from lachesis.agent_tools.session import SESSION_NAME
 from lachesis.agent_tools.tools import TOOLS, AgentTool, check_rl_api_keys
+from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.profiles import PROFILES
 
 TOOLSET = "rl"

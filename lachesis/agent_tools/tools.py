@@ -8,7 +8,8 @@ use `AgentTool.run_safely`, which returns the answer as JSON and says whether it
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -19,8 +20,7 @@ from lachesis.agent_tools import (
     run_reports,
     schemas,
 )
-from lachesis.agent_tools.background_server import call_with_server
-from lachesis.agent_tools.draft import MAX_TEST_WAIT_S, AgentSession, get_default_profile
+from lachesis.agent_tools.draft import MAX_TEST_WAIT_S, AgentSession
 from lachesis.agent_tools.health_check import (
     check_rl_api_keys,
     check_rl_python_version,
@@ -62,8 +62,10 @@ from lachesis.agent_tools.tool_definition import (
 )
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
+from lachesis.config.installation_settings import get_default_profile
 from lachesis.inference_tests.store import TestOptions
 from lachesis.launch.offered_models import ModelList, list_models
+from lachesis.operations.server import call_with_server
 from lachesis.reporting.run_schemas import RunResults
 
 __all__ = [
@@ -79,6 +81,9 @@ __all__ = [
 ]
 # Tools whose calls may take half a minute; a server must answer other calls meanwhile.
 SLOW_TOOLS = ("rl_test_inference", "rl_check_environment")
+# Seconds that a first start of a server takes, as an agent's client shows them.
+USUAL_START_S = 20.0
+Answer = TypeVar("Answer", schemas.StartAnswer, schemas.TestReport)
 READ_ONLY_HINTS = ToolHints(read_only=True, idempotent=True)
 
 
@@ -179,18 +184,31 @@ def rl_start_training(
     if not confirm and must_confirm(context.session, resume):
         return ask_for_confirmation(context.session, resume, start_from)
     if resume is not None:
-        return call_with_server(
-            lambda: context.session.resume(resume, limits), context.report_progress
-        )
-    return call_with_server(
+        return _call_with_server(context, lambda: context.session.resume(resume, limits))
+    return _call_with_server(
+        context,
         lambda: context.session.start(
             key=idempotency_key,
             require_validation=require_validation,
             start_from=start_from,
             confirmed=confirm,
         ),
-        context.report_progress,
     )
+
+
+def _call_with_server(context: CallContext, call: Callable[[], Answer]) -> Answer:
+    """Return what `call` returns, and where a server is that had to be started for it."""
+    notes: list[str] = []
+
+    def announce(note: str) -> None:
+        notes.append(note)
+        context.report_progress(0.0, USUAL_START_S, note)
+
+    answer = call_with_server(call, announce)
+    if notes:
+        note = f"no Prefect server ran here, so one was started with a runner. {notes[-1]}"
+        answer = answer.model_copy(update={"server_started": note})
+    return answer
 
 
 @tool(READ_ONLY_HINTS)
@@ -298,11 +316,11 @@ def rl_test_inference(
         temperature=temperature if prompts else None,
     )
     deadline = time.monotonic() + MAX_TEST_WAIT_S
-    return call_with_server(
+    return _call_with_server(
+        context,
         lambda: inference_tests.run_inference_test(
             context.session, options, context.report_progress, deadline
         ),
-        context.report_progress,
     )
 
 

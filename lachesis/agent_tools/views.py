@@ -22,7 +22,7 @@ NEXT_STEP_CALLS = {
     "report": "the file that `lachesis report {run}` writes is for people",
     "weights": "hand over `weights.adapter`, a folder, or `weights.best.adapter` where there is a "
     "better checkpoint; "
-    "`lachesis weights {run} --checkpoint best --to DIR` copies the best one with checksums",
+    "`lachesis export {run} --checkpoint best --to DIR` copies the best one with checksums",
 }
 
 

@@ -106,7 +106,7 @@ def _make_copy(state: str, cache: Path) -> str:
     # Parts of another copy may have other bytes.
     for part in cache.iterdir():
         part.unlink()
-    with open_service_client(user_metadata={"created_by": "lachesis weights"}) as service_client:
+    with open_service_client(user_metadata={"created_by": "lachesis export"}) as service_client:
         training_client = wait_for_sdk(service_client.create_training_client_from_state(state))
         saved = training_client.save_weights_external(COPY_NAME, ttl_seconds=COPY_TTL_S).result()
     write_private(cache / "copy.json", json.dumps({"path": saved.path, "made_at": time.time()}))

@@ -198,8 +198,8 @@ class ConfigFields:
             current_value = getattr(section, field.name, field.default)
             raise LockedFieldError(
                 f"{field.section}.{field.name} is locked at {current_value!r} "
-                f"({field.lock_reason}); rl_get_current_config or `lachesis envs NAME` shows what "
-                "can be edited",
+                f"({field.lock_reason}); rl_get_current_config or `lachesis env show NAME` shows "
+                "what can be edited",
                 locked_value=current_value,
             )
         return field, self._check_value(field, value)

@@ -1,8 +1,13 @@
-"""Read environment variables that switch something on."""
+"""Read what environment variables say about this installation."""
 
 from __future__ import annotations
 
 import os
+
+
+def get_default_profile() -> str:
+    """Return the profile of launches that name none."""
+    return os.environ.get("LACHESIS_PROFILE", "embedded")
 
 
 def is_env_flag_set(name: str) -> bool:

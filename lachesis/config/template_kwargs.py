@@ -25,8 +25,8 @@ def make_template_kwargs(template: str | None, config: RunConfig) -> Json:
     except ValueError as error:
         raise ConfigError(
             f"tinker.thinking is {tinker.thinking!r}, and {config.openai.model_name} cannot do "
-            f"that: {error}; `lachesis models {config.openai.model_name}` says what it can, and "
-            "tinker.chat_template_kwargs sets any other argument of its template"
+            f"that: {error}; `lachesis model show {config.openai.model_name}` says what it can, "
+            "and tinker.chat_template_kwargs sets any other argument of its template"
         ) from error
 
 

@@ -258,7 +258,7 @@ def _require_answer(child_result: ChildResult, file: str, out: Path, timeout_s: 
     if child_result.end_reason == "time":
         raise EnvironmentTimeoutError(
             f"{file} was still being imported after {timeout_s:.0f} s; an environment must load "
-            "its data in setup(), not at import. `lachesis envs NAME` waits longer, and its "
+            "its data in setup(), not at import. `lachesis env show NAME` waits longer, and its "
             f"result is cached. The output ends:\n{redact(child_result.last_lines(15))}"
         )
     if child_result.end_reason == "output":

@@ -46,7 +46,7 @@ class LaunchKeys(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     environment: str = Field(min_length=1)
-    """What is trained on: a name from `lachesis envs`, or a file, relative to this one."""
+    """What is trained on: a name from `lachesis env list`, or a file, relative to this one."""
     profile: str = Field("embedded", json_schema_extra={"enum": [*sorted(PROFILES)]})
     """Where training happens."""
     model: str | None = None

@@ -79,7 +79,7 @@ def list_models(profile: str, home: Path) -> ModelList:
         ]
         tips = [
             "prices are those of the price table on its day; the provider's bill counts",
-            "`lachesis models NAME` reads a model's files on the Hub, for what is not known here",
+            "`lachesis model show NAME` reads a model's files on the Hub, for the rest",
         ]
     return ModelList(
         profile=profile, default_model=default, models=models, count=len(models), tips=tips
@@ -119,7 +119,7 @@ def require_offered_model(profile: str, model: str) -> None:
         raise ModelNotFoundError(
             f"the server of profile {profile} does not offer {model} for training"
             f"{suggest(model, names)}; it offers {', '.join(names[:MAX_NAMES]) or 'no model'}"
-            f"{' and others' if len(names) > MAX_NAMES else ''} (`lachesis models --profile "
+            f"{' and others' if len(names) > MAX_NAMES else ''} (`lachesis model list --profile "
             f"{profile}`)",
             available=names,
         )

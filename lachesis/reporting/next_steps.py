@@ -26,8 +26,8 @@ NEXT_STEP_COMMANDS = {
     "resume": "lachesis resume {run}",
     "raise_budget": "lachesis resume {run} --set limits.{limit}={value}",
     "check": "lachesis env check {environment}",
-    "results": "lachesis results {run}",
-    "weights": "lachesis weights {run} --to DIR",
+    "results": "lachesis status {run}",
+    "weights": "lachesis export {run} --to DIR",
     "report": "lachesis report {run}",
 }
 KEYS_BY_STATUS = {"completed": ["results", "report", "weights"], "pending": ["status", "stop"]}

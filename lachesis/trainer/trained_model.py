@@ -376,7 +376,7 @@ def _translate_sdk_errors(model: str, resume_from: str | None = None) -> Iterato
         if not resume_from and error.status_code in (400, 404):
             raise ModelNotFoundError(
                 f"the Tinker server does not train {model} ({shorten(error.message, 200)}); "
-                "`lachesis models` lists what it offers now"
+                "`lachesis model list` lists what it offers now"
             ) from error
         if resume_from:
             raise CheckpointError(

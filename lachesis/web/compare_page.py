@@ -275,5 +275,5 @@ def _list_commands(runs: Sequence[ComparedRun]) -> list[str]:
     seeds: list[Any] = [run.record.seed for run in runs]
     return [
         f"lachesis train --like {runs[0].record.run_id} --set seed={max(seeds) + 1}",
-        f"lachesis compare {run_ids} --html compare.html",
+        f"lachesis report {run_ids}",
     ]

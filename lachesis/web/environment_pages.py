@@ -206,7 +206,7 @@ def build_test_page(tests: InferenceTestStore, test_id: str) -> EnvironmentTestP
         history=list_history(same),
         stages=_list_stages(test),
         forecast=_describe_forecast(((test.result or {}).get("summary") or {}).get("forecast")),
-        commands=[f"lachesis train {name}", f"lachesis test {name}", f"lachesis envs {name}"],
+        commands=[f"lachesis train {name}", f"lachesis test {name}", f"lachesis env show {name}"],
     )
 
 

@@ -119,6 +119,6 @@ def _require_trained(record: RunRecord, manifest: Manifest, results: dict[str, P
             what = "adapter" if name == "parity" else "merged model"
             raise CheckpointError(
                 f"the {what} of step {manifest.step} differs from the trained weights: "
-                f"{result.describe()}. Nothing was written; `lachesis weights {record.run_id} "
+                f"{result.describe()}. Nothing was written; `lachesis export {record.run_id} "
                 f"--checkpoint {manifest.step} --to DIR --no-verify` writes it without this check"
             )

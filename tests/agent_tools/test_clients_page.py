@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lachesis.cli.main import build_parser
 from lachesis.supervision.services.ports import reserve_free_ports
+from tests.command_line import parse_command
 from tests.patience import deadline
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "agents.md").read_text()
@@ -43,7 +43,7 @@ def parse_lachesis(command: str) -> Any:
     """Return what our own parser makes of a command line of `lachesis`."""
     program, *words = shlex.split(command)
     assert Path(program).name == "lachesis"
-    return build_parser().parse_args(words)
+    return parse_command(words)
 
 
 def test_every_example_belongs_to_a_test() -> None:

@@ -84,9 +84,9 @@ def check_whole_life(place: Place, tmp_path: Path, **fields: object) -> None:
     print(f"reward {first:.3f} -> {last:.3f} in {NUM_STEPS} steps")
     assert first <= 0.35
     assert last >= 0.6
-    results = place.run("results", run.run_id)
+    results = place.run("status", run.run_id)
     print(json.dumps(results.get("evaluation") or results.get("held_out"))[:300])
-    exported = place.run("weights", run.run_id, "--to", str(tmp_path / "weights"))
+    exported = place.run("export", run.run_id, "--to", str(tmp_path / "weights"))
     assert exported["verified"] is True
     assert exported["verified_by"] == "this machine"
     print("weights:", json.dumps(exported["parity"])[:200])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.cli.main import build_parser, main
+from lachesis.cli.main import main
+from tests.command_line import parse_command
 
 
 @pytest.mark.parametrize(
@@ -28,10 +29,10 @@ def test_a_number_out_of_bounds_is_refused(
     with pytest.raises(SystemExit):
         main(words)
     message = capsys.readouterr().err.splitlines()[0]
-    assert message.endswith(f"allowed: a whole number from {allowed}")
+    assert f"allowed: a whole number from {allowed};" in message
     assert repr(words[-1]) in message
 
 
 def test_a_number_within_bounds_is_read() -> None:
-    assert build_parser().parse_args(["test", "arithmetic", "--steps", "7"]).steps == 7
-    assert build_parser().parse_args(["train", "arithmetic", "--seed", "0"]).seed == 0
+    assert parse_command(["test", "arithmetic", "--steps", "7"]).steps == 7
+    assert parse_command(["train", "arithmetic", "--seed", "0"]).seed == 0

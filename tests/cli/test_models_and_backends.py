@@ -23,16 +23,10 @@ def test_the_memory_of_a_model_is_forecast(
     assert "of 0.0 GiB on a card; " in shown
 
 
-def test_a_model_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", "memory"]) == 1
-    assert "a model is needed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["install", "tuft"], "there is no back end tuft to install; allowed: skyrl. TuFT and"),
-        (["install"], "there is no back end without a name to install"),
         (
             ["install", "skyrl", "--python", "/bin/false"],
             "skyrl needs Python 3.12 or newer, and /bin/false; name another one with --python",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.cli import tested_models
-from lachesis.cli.main import build_parser
+from lachesis.cli.commands import inference_tests
+from tests.command_line import parse_command
 
 TRAIN = "--require-validation --watch"
 
@@ -49,5 +49,5 @@ def test_after_a_test_comes_the_training_of_the_same(
     folder = tmp_path / "taught"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    args = build_parser().parse_args(["test", *(word.format(folder=folder) for word in given)])
-    assert tested_models.format_train_command(args) == then.format(folder=folder)
+    args = parse_command(["test", *(word.format(folder=folder) for word in given)])
+    assert inference_tests.format_train_command(args) == then.format(folder=folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.cli import show_runs, watch
+from lachesis.cli.commands import run_status, watch
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
 from lachesis.runs.metrics import MetricsFile
@@ -146,12 +146,13 @@ def test_a_comparison_is_a_page_with_curves(
     store: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.update(SLOW, note="<b>slow</b>")
-    page = tmp_path / "pages" / "comparison.html"
-    assert main(["compare", SLOW, FAST, "--html", str(page)]) == 0
+    assert main(["compare", SLOW, FAST]) == 0
     shown = capsys.readouterr().out
     assert "▁" in shown
     assert "learning_rate" in shown
-    content = page.read_text()
+    folder = tmp_path / "pages"
+    assert main(["report", SLOW, FAST, "--to", str(folder)]) == 0
+    content = (folder / "comparison.html").read_text()
     assert "&lt;b&gt;slow&lt;/b&gt;" in content
     assert "0.0001" in content
     assert '"reward/mean":[0.1,0.1,0.2,0.2]' in content
@@ -230,4 +231,4 @@ def test_processes_that_an_ended_run_has_ended_are_not_failures(store: RunStore)
         ("completed", "engine ended, trainer ended, env running"),
         ("failed", "engine exited (-15), trainer exited (0), env running"),
     ):
-        assert show_runs._describe_processes({**answer, "status": status}) == words
+        assert run_status._describe_processes({**answer, "status": status}) == words

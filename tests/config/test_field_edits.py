@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
 from lachesis.base.files import write_private
-from lachesis.cli.main import build_parser
 from lachesis.config import run_config as run_config
 from lachesis.config.field_edits import (
     ConfigFields,
@@ -21,6 +20,7 @@ from lachesis.config.field_edits import (
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import MAX_STEPS
 from lachesis.environment_catalog.lookup import EnvironmentSchema
+from tests.command_line import parse_command
 
 SCHEMA = EnvironmentSchema(
     properties={
@@ -191,7 +191,7 @@ texts = st.text(
 def test_any_text_reaches_a_text_field_through_command_line_and_file(
     tmp_path_factory: Any, text: str
 ) -> None:
-    args = build_parser().parse_args(["train", "arithmetic", "--set", f"label={text}"])
+    args = parse_command(["train", "arithmetic", "--set", f"label={text}"])
     ((name, typed),) = [parse_assignment(edit) for edit in args.edits]
     field, value = ConfigFields("embedded", TEXT_FIELD).check_edit(name, typed)
     assert value == text

@@ -104,7 +104,7 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     made = steps(served_home, run_id)
     assert 2 < made[-1] < 30
     assert 5000 <= _spent(served_home, run_id) < 5000 + 4 * _spent(served_home, run_id) / made[-1]
-    assert cli("results", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
+    assert cli("status", run_id)["weights"]["step"] == made[-1], "a stopped run saves where it is"
     refused = cli("resume", run_id, expect=1)
     assert refused["code"] == "run_state"
     assert "has used up its budget" in refused["error"]

@@ -83,7 +83,7 @@ def test_two_environments_train_one_model(
         for line in lines[:2]
     ]
     assert means == pytest.approx([line["reward/mean"] for line in lines[:2]], abs=1e-6)
-    results = cli("results", run_id)
+    results = cli("status", run_id)
     assert set(results["held_out"]) == {
         "before",
         "after",
@@ -111,7 +111,7 @@ def test_files_written_for_atropos_run_as_they_are(
     place = {"LACHESIS_ENVIRONMENTS": str(UPSTREAM)}
     classes = {
         environment["name"]: environment["class_name"]
-        for environment in cli("envs", **place)["environments"]
+        for environment in cli("env", "list", **place)["environments"]
     }
     assert classes.items() >= {
         ("word_length", "WordLengthEnv"),

@@ -65,7 +65,7 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
         threading.Thread(target=hook.serve_forever, args=(POLL_S,), daemon=True).start()
         address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
-        assert len(cli("notifications", "--webhook", address)["automations"]) == 5
+        assert len(cli("notifications", "set", address)["automations"]) == 5
         yield heard
         hook.shutdown()
 

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from lachesis.base.timestamps import now_iso
-from lachesis.cli import show_runs, watch
-from lachesis.cli.console import localize_times
+from lachesis.cli.commands import run_status, watch
+from lachesis.cli.commands.run_list import render_runs
 from lachesis.cli.main import main
-from lachesis.cli.show_run_list import render_runs
+from lachesis.cli.terminal import localize_times
 from lachesis.config import run_config as run_config
 from lachesis.monitor import artifact_content
 from lachesis.monitor.run_health import refresh_health
@@ -105,9 +105,8 @@ def test_a_dead_run_has_one_word_everywhere(
 ) -> None:
     (row,) = answers(capsys, "runs")["runs"]
     assert (row["learning"], row["evidence"]) == ("broken", EVIDENCE)
-    for command in ("status", "results"):
-        health = answers(capsys, command, RUN)["health"]
-        assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
+    health = answers(capsys, "status", RUN)["health"]
+    assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
     record = store.load(RUN)
     assert artifact_content.build_overview_row(record)["learning"] == "broken"
     assert artifact_content.build_overview_row(record)["evidence"] == EVIDENCE
@@ -169,8 +168,8 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     assert "\x1b[31mbroken" in lines[3]
     assert "100% of 6,400 rollouts had no usable score (ValueE" in lines[3]
     for view in (
-        show_runs.render_status(service.get_status(RUN).to_payload()),
-        show_runs.render_results(service.get_results(RUN).to_payload()),
+        run_status.render_status(service.get_status(RUN).to_payload()),
+        run_status.render_results(service.get_results(RUN).to_payload()),
     ):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
@@ -197,7 +196,7 @@ def test_only_a_run_that_was_measured_is_green(
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
     assert (
-        f"\x1b[32m{word}" in printed(show_runs.render_status(service.get_status(RUN).to_payload()))
+        f"\x1b[32m{word}" in printed(run_status.render_status(service.get_status(RUN).to_payload()))
     ) is green
 
 
@@ -236,7 +235,7 @@ def test_watching_prints_the_word_when_it_changes(
     for step in range(1, 31):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     console = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr("lachesis.cli.console.console", console)
+    monkeypatch.setattr("lachesis.cli.terminal.console", console)
     record = watch.watch_until_end(LachesisService(store.home), RUN)
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -283,8 +282,8 @@ def test_a_run_that_stands_still_is_nowhere_green(
     assert status["progress"]["eta_seconds"] is None
     for view in (
         render_runs([row], 1, 1),
-        show_runs.render_status(status),
-        show_runs.render_results(service.get_results(RUN).to_payload()),
+        run_status.render_status(status),
+        run_status.render_results(service.get_results(RUN).to_payload()),
         watch._render_panel(service, stalled),
     ):
         shown = printed(view, 200)
@@ -324,7 +323,7 @@ def test_watching_prints_when_a_stall_begins_and_ends(
     store: RunStore, stalled: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr("lachesis.cli.console.console", console)
+    monkeypatch.setattr("lachesis.cli.terminal.console", console)
     view, service = watch._LineView(stalled), LachesisService(store.home)
     moving = stalled.model_copy(update={"health": {**(stalled.health or {}), "stalled": None}})
     for record in (moving, stalled, stalled, moving, moving):
@@ -348,4 +347,4 @@ def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(
     for step in range(1, num_steps + 1):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": 0.5})
     results = LachesisService(store.home).get_results(RUN).to_payload()
-    assert text in printed(show_runs.render_results(results), 200)
+    assert text in printed(run_status.render_results(results), 200)

@@ -56,7 +56,7 @@ LIGHT = (
     "lachesis.config.field_edits",
     "lachesis.operations.service",
     "lachesis.cli.main",
-    "lachesis.cli.commands",
+    "lachesis.cli.commands.train",
     "lachesis.agent_tools.tools",
     "lachesis.agent_tools.hermes_plugin",
     "lachesis.agent_tools.http_routes",

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from lachesis.base.errors import StorageError
-from lachesis.cli import show_runs, watch
-from lachesis.cli.show_run_list import render_runs
+from lachesis.cli.commands import run_status, watch
+from lachesis.cli.commands.run_list import render_runs
 from lachesis.monitor import artifact_content
 from lachesis.monitor.learning_rules import RunHealth
 from lachesis.reporting.run_summary import summarize_run
@@ -268,9 +268,9 @@ def test_a_result_without_a_number_of_items_is_shown(tmp_path: Path) -> None:
     steps = MetricsFile(run_dir.metrics).read()
     record = make_record(status="completed", evaluation={"after": {"eval/percent_correct": 0.625}})
     status = build_run_status(record, run_dir, steps, ui_url=None, queue=None, warning=None)
-    assert "0.625 at step" in printed(show_runs.render_status(status.to_payload()))
+    assert "0.625 at step" in printed(run_status.render_status(status.to_payload()))
     results = build_run_results(record, run_dir, steps)
-    assert "after 0.625" in printed(show_runs.render_results(results.to_payload()))
+    assert "after 0.625" in printed(run_status.render_results(results.to_payload()))
     write_page(record, run_dir, results, tmp_path / "report.html")
     assert "<p>Evaluations" not in (tmp_path / "report.html").read_text()
 
@@ -283,7 +283,7 @@ def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
     ).to_payload()
     assert status["evaluation"]["blocked_seconds"] == 31.2
     assert status["evaluation"]["failed"] == 1
-    assert "was blocked for 31 s while it evaluated" in printed(show_runs.render_status(status))
+    assert "was blocked for 31 s while it evaluated" in printed(run_status.render_status(status))
     folder.failed_evaluations.unlink()
     only_blocked = summarize_failures(folder, counts)
     assert only_blocked == {"blocked_seconds": 31.2}
@@ -312,11 +312,11 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     status = build_run_status(
         record, folder, steps, ui_url=None, queue=None, warning=None
     ).to_payload()
-    page = printed(show_runs.render_status(status))
+    page = printed(run_status.render_status(status))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
     assert newest in printed(
-        show_runs.render_results(build_run_results(record, folder, steps).to_payload())
+        run_status.render_results(build_run_results(record, folder, steps).to_payload())
     )
     watched = printed(watch._render_panel(SimpleNamespace(read_metrics=lambda run: steps), record))  # type: ignore[arg-type]
     assert f"held out {newest}" in watched

@@ -16,7 +16,7 @@ import pytest
 import tinker
 
 from lachesis.base.timestamps import now_iso
-from lachesis.cli import doctor
+from lachesis.cli.commands import doctor
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision import leftovers

@@ -19,7 +19,8 @@ from flows import final_states, stop_requests, train
 from flows.dead_environments import DeadEnvironmentDetector
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
-from lachesis.cli import console, show_runs
+from lachesis.cli import terminal
+from lachesis.cli.commands import run_status
 from lachesis.reporting.status import build_run_status
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -232,7 +233,7 @@ def test_one_dead_environment_of_two_is_named_once(
         "all of the first 60 groups of other were invalid"
     )
     report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
-    console.print_answer(Namespace(json=False), {}, show_runs.render_status(report.model_dump()))
+    terminal.print_answer(Namespace(json=False), {}, run_status.render_status(report.model_dump()))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
     store.dir(RUN).get_counters_file("environment-other").write_text(

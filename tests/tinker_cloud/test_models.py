@@ -50,9 +50,9 @@ def test_the_tool_and_the_command_list_the_same(
     context = CallContext(AgentSession("test"))
     answer, is_error = TOOLS["rl_list_models"].run_safely(context, {"profile": "tinker"})
     assert not is_error
-    assert main(["models", "--profile", "tinker", "--json"]) == 0
+    assert main(["model", "list", "--profile", "tinker", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == answer
-    assert main(["models", "Qwen/Qwen3-8B", "--profile", "tinker"]) == 0
+    assert main(["model", "show", "Qwen/Qwen3-8B", "--profile", "tinker"]) == 0
     shown = capsys.readouterr().out
     assert "0.195 US dollars per million prompt tokens" in shown
     assert "carried over to a width of 64 by the cookbook's rule for Qwen" in shown

@@ -153,7 +153,7 @@ def rehearsal(
 def _test_first(rehearsal: Rehearsal) -> Rehearsal:
     """Look at the models, and test the one that will be trained where it will be trained."""
     paid = ["--profile", "tinker"]
-    models = rehearsal.run_command("models", *paid)["models"]
+    models = rehearsal.run_command("model", "list", *paid)["models"]
     assert [model["name"] for model in models] == [MODEL]
     edits = _list_edits()
     options = ["--model", MODEL, "--steps", "8", *edits]
@@ -195,7 +195,7 @@ def test_a_run_survives_a_misfortune(
         rehearsal.resume(surface, run_id)
         record = rehearsal.wait_until_ended(run_id)
     assert record.status == "completed", record.error
-    results = rehearsal.run_command("results", run_id)
+    results = rehearsal.run_command("status", run_id)
     _assert_no_reward_was_lost(results)
     billed = cloud.cloud.bill.compute_cost() - billed_before
     counted = float(results["actual"]["cost_usd"])
@@ -238,13 +238,13 @@ def test_what_was_trained_is_taken_home_and_asked(rehearsal: Rehearsal, surface:
     seeds = [seed for seed in range(20) if SURFACES[seed % len(SURFACES)] == surface]
     run_id = RUN_IDS[seeds[-1]]
     if surface == "cli":
-        results = rehearsal.run_command("results", run_id)
+        results = rehearsal.run_command("status", run_id)
     else:
         results = rehearsal.call(surface, "rl_get_results", run_id=run_id)
     assert results["weights"]["sampler_weights"].startswith("tinker://")
     if surface == "cli":
         target = rehearsal.home / "weights"
-        exported = rehearsal.run_command("weights", run_id, "--to", str(target))
+        exported = rehearsal.run_command("export", run_id, "--to", str(target))
         assert exported["verified"] is True
         answer = rehearsal.run_command("ask", run_id, "2 3 make 5:")
         assert answer

@@ -55,7 +55,7 @@ def push(
     """Push the weights of the run to the Hub by the command; return its answer or its error."""
 
     def run_command(*options: str, name: str = "adapter") -> Json:
-        command = [sys.executable, "-m", "lachesis.cli.main", "weights", trained.record.run_id]
+        command = [sys.executable, "-m", "lachesis.cli.main", "export", trained.record.run_id]
         target = ["--to", str(tmp_path / "out"), "--push-to-hub", name]
         done = subprocess.run(
             [*command, *target, *options, "--json"],

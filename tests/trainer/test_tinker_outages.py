@@ -125,7 +125,7 @@ async def test_a_model_that_was_retired_since_the_check_is_named(
     cloud: ServedCloud,  # noqa: F811
 ) -> None:
     cloud.begin("model_retired", model=MODEL)
-    with pytest.raises(ModelNotFoundError, match=f"does not train {MODEL} .*lachesis models"):
+    with pytest.raises(ModelNotFoundError, match=f"does not train {MODEL} .*lachesis model list"):
         await make_policy(ServerWatch())
 
 

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.checkpoints import export_weights
 from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult, Manifest
-from lachesis.cli import console, show_runs
+from lachesis.cli import terminal
+from lachesis.cli.commands import run_status
 from lachesis.cli.main import main
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
@@ -127,7 +128,7 @@ def test_the_command_takes_a_checkpoint(
 ) -> None:
     rewrite(folder, 4, reward=2.0)
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
-    command = ["weights", trained.record.run_id, "--no-verify"]
+    command = ["export", trained.record.run_id, "--no-verify"]
     assert main([*command, "--to", str(tmp_path / "best"), "--checkpoint", "best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
     assert main([*command, "--to", str(tmp_path / "last")]) == 0
@@ -192,8 +193,8 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
         assert parity["largest"] > 1e-2
         assert 5e-3 < parity["mean"] < 2e-2
         assert (parity["measure"], parity["limit"], parity["verified"]) == ("mean", 0.05, True)
-    with console.console.capture() as shown:
-        console.console.print(show_runs.render_export(note))
+    with terminal.console.capture() as shown:
+        terminal.console.print(run_status.render_export(note))
     text = " ".join(shown.get().split())
     assert "verified: log-probabilities of" in text
     assert "nats on average (allowed: 0.05) and by" in text
@@ -229,8 +230,8 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
     assert json.loads((tmp_path / "out" / "lachesis.json").read_text())["verified"] is None
     assert note["verified"] is None
     assert note["parity"]["verified"] is note["parity_merged"]["verified"] is None
-    with console.console.capture() as shown:
-        console.console.print(show_runs.render_export(note))
+    with terminal.console.capture() as shown:
+        terminal.console.print(run_status.render_export(note))
     text = " ".join(shown.get().split())
     verdict = "not verified, because the base model differs less than twice as much"
     assert f"{verdict}: log-probabilities of" in text

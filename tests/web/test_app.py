@@ -222,7 +222,7 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
     text = client.get(f"/runs/{BEST}").text
     assert "It learned." in text
     assert "held-out accuracy from 10 % to 95 %." in text
-    assert f"lachesis weights {BEST} --to DIR" in text
+    assert f"lachesis export {BEST} --to DIR" in text
     assert "lachesis train sums" in text
     assert "so not drawn: seconds a step 0.3 · learning rate 0.001." in text
     assert 'data-stream="' not in text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from lachesis.cli import one_run
+from lachesis.cli.commands import run_status
 from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
 from tests.web.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page
@@ -67,8 +67,8 @@ def test_the_report_of_a_run_is_one_living_file(
 def test_the_comparison_of_runs_is_one_living_file(
     chromium: Browser, store: RunStore, tmp_path: Path, width: int, is_dark: bool
 ) -> None:
-    file = tmp_path / "compare.html"
-    assert main(["compare", GOOD, SLOW, SMALL_GROUPS, "--html", str(file)]) == 0
+    file = tmp_path / "comparison.html"
+    assert main(["report", GOOD, SLOW, SMALL_GROUPS, "--to", str(tmp_path)]) == 0
     with open_page(chromium, "file://", width=width, is_dark=is_dark) as browser:
         browser.visit(str(file))
         expect(browser.page.locator(".lead")).to_contain_text("A and C are best")
@@ -80,7 +80,7 @@ def test_the_report_of_a_broken_run_begins_with_the_reason(
     store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(one_run.webbrowser, "open", lambda url: opened.append(url) or True)
+    monkeypatch.setattr(run_status.webbrowser, "open", lambda url: opened.append(url) or True)
     assert main(["report", BROKEN, "--to", str(tmp_path), "--open"]) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
     assert "had no usable score, since step 46" in (tmp_path / "report.html").read_text()

@@ -10,8 +10,7 @@ from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.timestamps import now_iso
-from lachesis.cli.main import build_parser
-from lachesis.cli.options.common import DEFAULT_PROFILE
+from lachesis.cli.options import DEFAULT_PROFILE
 from lachesis.config import run_config as run_config
 from lachesis.config.field_edits import parse_assignment
 from lachesis.environment_catalog import lookup
@@ -23,6 +22,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
+from tests.command_line import parse_command
 
 RUN = "0123abcd"
 COMMAND = re.compile(r"`(lachesis [^`]+)`")
@@ -131,16 +131,16 @@ def require_works(command: str, service: LachesisService) -> None:
     """
     if command in WORKED:
         return
-    args = build_parser().parse_args(shlex.split(command)[1:])
+    args = parse_command(shlex.split(command)[1:])
     if args.command == "train":
         args.profile = args.profile or DEFAULT_PROFILE
-    run = getattr(args, "run", None)
+    run = getattr(args, "run", "")
     if args.command == "stop":
         assert not service.get_run(run).has_ended, "there must be something to stop"
     elif args.command == "logs":
-        service.read_log(run, args.service)
+        service.read_log(run, args.service_name)
     elif args.command == "report":
-        assert service.write_report(run)
+        assert service.write_report(*args.runs)
         WORKED.add(command)
     elif args.command == "test":
         launch = LaunchRequest(
@@ -161,8 +161,8 @@ def require_works(command: str, service: LachesisService) -> None:
                 start_from=args.start_from,
             )
         )
-    elif args.command == "model":
+    elif args.command == "model build":
         assert [lookup.find_environment(name) for name in args.environments]
     else:
-        assert (args.command, args.action) == ("env", "check")
+        assert args.command == "env check"
         assert lookup.find_environment(lookup.register_environment(args.environment))

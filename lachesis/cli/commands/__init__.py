@@ -1,0 +1,1 @@
+"""Run the commands, a module for each noun; `lachesis.cli.main` loads them by name."""

@@ -1,0 +1,133 @@
+"""Run `lachesis demo`: train a tiny model, up to weights that `peft` loads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.base import waiting
+from lachesis.base.argparse_types import NUM_STEPS, SEED
+from lachesis.base.json_text import read_json_lines
+from lachesis.cli import terminal
+from lachesis.cli.commands import run_status, watch
+from lachesis.cli.options import Output, number
+from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.prefect_client import submit
+from lachesis.prefect_client.background_serve import LauncherProcess, find_running_server
+from lachesis.runs.record import RunRecord
+from lachesis.tiny_model import build
+
+ENVIRONMENT = "arithmetic"
+
+
+def demo(
+    *,
+    seed: Annotated[int, number(SEED, "seed of the run", default=0)] = 0,
+    steps: Annotated[
+        int | None, number(NUM_STEPS, "training steps (default: the profile's)")
+    ] = None,
+    options: Output = Output(),
+) -> int:
+    """Run the demo with the seed and the steps that were given."""
+    return run_demo(LachesisService(), seed=seed, steps=steps, as_json=options.json)
+
+
+def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
+    """Run the demo and return exit code 0 if the run has completed.
+
+    Ctrl-C stops the run and ends every process that the demo has started.
+    """
+    edits: list[tuple[str, Any]] = [("data_seed", seed)]
+    if steps is not None:
+        edits.append(("total_steps", steps))
+    launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
+    service.resolve(launch)  # Wrong input is refused before anything is started.
+    terminal.print_note(f"model: {build.ensure_tiny_model(build.TinyModelRecipe())}")
+    with contextlib.ExitStack() as stack:
+        server = find_running_server()
+        if server is None:
+            terminal.print_note(
+                "starting the Prefect server and the runner (about 10 s; the first time 20 s)"
+            )
+            stack.enter_context(LauncherProcess())
+            server = find_running_server() or {}
+        terminal.print_note(f"Prefect UI: {server.get('ui_url')}")
+        record = service.start(launch)
+        record = _watch_run(service, record, as_json=as_json)
+        submit.wait_until_gone(service.store, record)
+    answer = service.get_results(record.run_id).to_payload()
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _print_results(service, record, answer)
+    return 0 if record.status == "completed" else 1
+
+
+def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) -> RunRecord:
+    try:
+        return watch.watch_until_end(service, record.run_id, quiet=as_json)
+    except KeyboardInterrupt:
+        terminal.print_note(f"stopping run {record.run_id}; it saves a checkpoint first")
+        service.stop(record.run_id)
+        waiting.wait_until(lambda: service.get_run(record.run_id).has_ended, timeout_s=60)
+        submit.wait_until_gone(service.store, record)
+        raise
+
+
+def _print_results(service: LachesisService, record: RunRecord, answer: dict[str, Any]) -> None:
+    samples = _read_samples(service.store.dir(record.run_id).evaluation)
+    if samples:
+        table = Table(
+            "held-out sum",
+            "before training",
+            "after training",
+            "right",
+            title="sampled answers",
+            title_justify="left",
+        )
+        for question, before, after, right in samples:
+            table.add_row(
+                question, before, Text(after, style="green" if after == right else "red"), right
+            )
+        terminal.console.print(table)
+    terminal.print_sentence(
+        Text(
+            f"the Prefect UI of this run, while `lachesis serve` runs: "
+            f"{submit.get_run_url(record)}",
+            style="dim",
+        )
+    )
+    terminal.print_sentence(
+        Text(
+            f"lachesis export {record.run_id} --to DIR exports the adapter with its checksums",
+            style="dim",
+        )
+    )
+    terminal.console.print(run_status.render_results(answer))
+
+
+def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
+    """Return the question, first answer before, first answer after and correct answer of some
+    held-out items.
+    """
+    answers: dict[str, dict[str, tuple[str, str]]] = {}
+    for when in ("before", "after"):
+        for line in read_json_lines(folder / when / "samples.jsonl"):
+            answers.setdefault(line["question"], {}).setdefault(
+                when, (line["model_answer"], line["answer"])
+            )
+    both = {
+        question: before_and_after
+        for question, before_and_after in answers.items()
+        if len(before_and_after) == 2
+    }
+    chosen = random.Random(0).sample(sorted(both), min(count, len(both)))
+    return [
+        (question, both[question]["before"][0], *both[question]["after"]) for question in chosen
+    ]

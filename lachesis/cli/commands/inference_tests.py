@@ -1,0 +1,357 @@
+"""Run `test`: start an inference test, wait for its end, and show its result."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.argparse_types import GROUP_SIZE, NUM_GROUPS
+from lachesis.base.errors import ModelNotFoundError
+from lachesis.base.json_text import Json
+from lachesis.cli import terminal
+from lachesis.cli.commands.train import prepare_model, show_warnings
+from lachesis.cli.options import (
+    DEFAULT_PROFILE,
+    Edits,
+    EnvironmentName,
+    Output,
+    Profile,
+    ServeOptions,
+    number,
+)
+from lachesis.cli.terminal import (
+    STATUS_STYLES,
+    format_forecast,
+    format_score,
+    format_share,
+    make_pairs_table,
+    print_answer,
+)
+from lachesis.config.field_edits import parse_assignment
+from lachesis.config.run_config import RunConfig
+from lachesis.config.template_kwargs import check_template_settings
+from lachesis.environment_catalog.lookup import register_environment
+from lachesis.environment_catalog.scan import Environment
+from lachesis.environment_check.stages import StageChild
+from lachesis.inference_tests.store import (
+    EMBEDDED,
+    TINKER,
+    InferenceTest,
+    TestOptions,
+    get_model_name,
+)
+from lachesis.launch.choose_model import LaunchRequest, require_loadable_model
+from lachesis.launch.resolved_launch import read_launch_fields
+from lachesis.operations.server import call_with_server
+from lachesis.operations.service import LachesisService
+from lachesis.supervision.running_services import ServiceGroup
+
+if TYPE_CHECKING:
+    from lachesis.inference_tests.store import InferenceTest
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TestCommandOptions(ServeOptions):
+    """Options of `lachesis test`, and the environment."""
+
+    environment: Annotated[str, Parameter(parse=False)] = ""
+    model: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="as for `train`: a Hugging Face name, a folder or tiny; on profiles tinker and "
+            "custom a name from `lachesis model list`; may be repeated"
+        ),
+    ] = ()
+    endpoint_model: Annotated[
+        tuple[str, ...],
+        Parameter(
+            metavar="NAME", help="a name at $OPENAI_BASE_URL, or at OpenRouter; may be repeated"
+        ),
+    ] = ()
+    steps: Annotated[int, number(NUM_GROUPS, "groups per model", default=3)] = 3
+    group_size: Annotated[int, number(GROUP_SIZE, "completions per item", default=16)] = 16
+    prompt: Annotated[
+        tuple[str, ...],
+        Parameter(help="a prompt of your own, instead of the environment's items; may be repeated"),
+    ] = ()
+    show_prompt: Annotated[
+        bool,
+        Parameter(
+            help="show what the model is shown of the first item, as text and as token ids; sample "
+            "nothing"
+        ),
+    ] = False
+    edits: Edits = ()
+    profile: Profile = DEFAULT_PROFILE
+
+
+def run_test(
+    environment: EnvironmentName, /, *, options: TestCommandOptions = TestCommandOptions()
+) -> int:
+    """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
+    options = replace(options, environment=environment)
+    service, test_options = LachesisService(), _read_options(options)
+    if options.show_prompt:
+        return show_prompt(options, service, _read_launch(options))
+    launch = _read_launch(options)
+    try:
+        resolved = call_with_server(
+            lambda: service.check_test(launch, test_options),
+            terminal.print_note,
+            is_allowed=not options.no_serve,
+            home=service.store.home,
+        )
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{error}; a model at an endpoint is named with --endpoint-model NAME"
+        ) from error
+    show_warnings(resolved.launch)
+    if resolved.max_cost_usd is not None:
+        terminal.print_note(f"the test costs at most {resolved.max_cost_usd:.2g} US dollars")
+    prepare_model(options, service, resolved.launch)
+    test = _wait_for_test(options, service, service.start_test(resolved, test_options))
+    print_answer(
+        options,
+        test.model_dump(mode="json"),
+        render_test(test, format_train_command(options)),
+    )
+    if (test.result or {}).get("summary", {}).get("environment_working"):
+        return 0
+    return 1
+
+
+def _read_launch(options: TestCommandOptions) -> LaunchRequest:
+    return LaunchRequest(
+        register_environment(options.environment),
+        options.profile,
+        tuple(parse_assignment(text) for text in options.edits),
+        find_trained_model(options),
+        by_owner=True,
+    )
+
+
+def _read_options(options: TestCommandOptions) -> TestOptions:
+    prompt_options = {"max_tokens": 256, "temperature": 1.0} if options.prompt else {}
+    return TestOptions(
+        num_steps=options.steps,
+        group_size=options.group_size,
+        models=list_tested_models(options),
+        prompts=list(options.prompt) or None,
+        **prompt_options,
+    )
+
+
+def _wait_for_test(options: Output, service: LachesisService, test: InferenceTest) -> InferenceTest:
+    """Show the progress of a test until it has ended, and return it."""
+    terminal.print_note(f"test {test.test_id}: {service.tests.dir(test.test_id)}")
+    num_groups = test.request.num_steps * len(test.request.models)
+    with terminal.show_progress_bar("groups", quiet=options.json) as advance:
+        while not (test := service.get_test(test.test_id)).has_ended:
+            advance(service.tests.count_finished_groups(test), num_groups)
+            time.sleep(0.5)
+    return test
+
+
+def find_trained_model(options: TestCommandOptions) -> str | None:
+    """Return the value of `train --model` that corresponds to a test's only --model, or None."""
+    names = [_expand_model_path(name) for name in options.model]
+    if len(names) == 1 and _is_trainable(options, options.model[0]):
+        return names[0]
+    return None
+
+
+def list_tested_models(options: TestCommandOptions) -> list[str] | None:
+    """Return the models of a test as the service names them, or None for the default."""
+    names = [f"{_find_place(options, name)}{_expand_model_path(name)}" for name in options.model]
+    return [*names, *options.endpoint_model] or None
+
+
+def _is_local_model(options: TestCommandOptions, name: str) -> bool:
+    """Return whether the embedded engine serves the model of a test's --model."""
+    return options.profile == "embedded" or name.startswith(EMBEDDED) or Path(name).is_dir()
+
+
+def _find_place(options: TestCommandOptions, name: str) -> str:
+    """Return the prefix that says where a test's --model is sampled."""
+    if _is_local_model(options, name):
+        return EMBEDDED
+    return TINKER
+
+
+def _is_trainable(options: TestCommandOptions, name: str) -> bool:
+    """Return whether the profile trains the model where the test samples it."""
+    return options.profile == "embedded" or not _is_local_model(options, name)
+
+
+def _expand_model_path(name: str) -> str:
+    """Return the absolute path of a model folder; any other name is returned unchanged."""
+    name = get_model_name(name)
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    return name
+
+
+def _expand_environment_path(name: str) -> str:
+    """Return the absolute path of a file; any other name is returned unchanged."""
+    if Path(name).is_file():
+        return str(Path(name).resolve())
+    return name
+
+
+def format_train_command(options: TestCommandOptions) -> str:
+    """Return the command that trains what was tested, with the same options, in any folder."""
+    model_name = find_trained_model(options)
+    model_options = ["--model", model_name] if model_name else []
+    edit_options = [part for text in options.edits for part in ("--set", text)]
+    profile_options = ["--profile", options.profile] if options.profile != "embedded" else []
+    return shlex.join(
+        [
+            "lachesis",
+            "train",
+            _expand_environment_path(options.environment),
+            *profile_options,
+            *model_options,
+            *edit_options,
+            *_list_validation_options(options),
+            "--watch",
+        ]
+    )
+
+
+def _list_validation_options(options: TestCommandOptions) -> list[str]:
+    """Return the option that requires the test, which paid profiles require in any case."""
+    if options.profile == "embedded":
+        return ["--require-validation"]
+    return []
+
+
+SHOWN_STAGES = ("import", "config", "dataset", "model-free check")
+
+
+_STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
+
+
+def render_test(test: InferenceTest, next_command: str) -> RenderableType:
+    """Return the result per model, the answers to prompts, and the next step if a model can
+    learn.
+    """
+    if test.result is None:
+        return Text(f"the test failed: {test.error}", style="red")
+    stages = " · ".join(
+        f"{stage.name} {_STAGE_MARKS.get(stage.status, stage.status)}"
+        for stage in test.stages
+        if stage.name in SHOWN_STAGES
+    )
+    rows: list[tuple[str, str | Text]] = [("stages", Text(stages, style="dim"))]
+    for model in test.result["models_tested"]:
+        rows.append((model["name"], _describe_result(model)))
+        rows += [("", line) for line in _list_model_lines(model)]
+    summary = test.result["summary"]
+    if summary.get("forecast"):
+        rows.append(("forecast", format_forecast(summary["forecast"])))
+    if (cost := summary.get("cost_usd")) is not None:
+        rows.append(("cost", f"{cost:.2g} US dollars for this test"))
+    rows.append(("files", Text(summary["output_directory"], style="dim")))
+    if summary.get("verdict") == "learnable":
+        rows.append(("next", f"`{next_command}`"))
+    return make_pairs_table(rows)
+
+
+def _describe_result(model: Json) -> Text:
+    """Return the verdict of one model with its numbers, or its error."""
+    verdict = model.get("verdict") or {}
+    word = verdict.get("word", "")
+    text = Text(word, style=STATUS_STYLES.get(word, "yellow"))
+    share = format_share(model["accuracy"], model.get("accuracy_interval"))
+    numbers = (
+        f"\nscore above 0: {model['correct_completions']} of {model['total_completions']} answers "
+        f"in {model['steps_tested']} groups, {share}"
+    )
+    zero_signal_share = verdict.get("zero_signal_share")
+    if zero_signal_share is not None:
+        numbers += f"; {zero_signal_share:.0%} of the groups without a signal"
+    text.append(numbers, style="none")
+    error = str(model.get("error") or "").split("\n")[0]
+    if error:
+        text.append(f"\n{error}", style="red")
+    return text
+
+
+def _list_model_lines(model: Json) -> list[str]:
+    """Return the evidence of a model's verdict, and its answers to the user's prompts."""
+    lines = [
+        sentence
+        for sentence in (model.get("verdict") or {}).get("evidence", [])
+        if sentence != model.get("error")
+    ]
+    for prompt in model.get("prompts", []):
+        responses = "; ".join(
+            f"{response['text']!r} {format_score(response['score'])}"
+            for response in prompt["responses"]
+        )
+        note = _format_note(prompt)
+        lines.append(f"{prompt['prompt']!r} -> {responses}{note}")
+    return lines
+
+
+def _format_note(prompt: Json) -> str:
+    if prompt.get("note"):
+        return f" [{prompt['note']}]"
+    return ""
+
+
+def show_prompt(options: Output, service: LachesisService, request: LaunchRequest) -> int:
+    """Render the prompt of the first item with the model's own tokenizer, and print it.
+
+    Raises:
+        LachesisError: The environment or the model's tokenizer cannot be loaded.
+    """
+    launch_fields = read_launch_fields(request, service.schema_timeout_s)
+    config = launch_fields.build_config(service.store.home)
+    # Nothing is sampled, so the tokenizer is enough.
+    require_loadable_model(config.openai.model_name, service.store.home, profile="tinker")
+    service.build_tiny_model(config, lambda done, total: None)
+    check_template_settings(config)
+    environment = launch_fields.environment
+    prompt = _render_prompt(environment, config)
+    answer = {"environment": environment.name, "model": config.openai.model_name, "prompt": prompt}
+    if prompt is None:
+        text = (
+            f"{environment.name} makes its prompts itself, so they are known only when it samples; "
+            f"`lachesis test {environment.name}` keeps those of its first groups"
+        )
+        print_answer(options, answer, text)
+        return 1
+    facts = make_pairs_table(
+        [
+            ("environment", environment.name),
+            ("model", config.openai.model_name),
+            ("tokens", str(len(prompt["tokens"]))),
+        ]
+    )
+    ids = " ".join(map(str, prompt["tokens"]))
+    print_answer(options, answer, Group(facts, Text(), Text(prompt["text"]), Text(), Text(ids)))
+    return 0
+
+
+def _render_prompt(environment: Environment, config: RunConfig) -> Json | None:
+    """Return the text and the token ids of the first item, or None if the environment does not say
+    what it shows.
+    """
+    detail: Json = {}
+    with tempfile.TemporaryDirectory() as folder, ServiceGroup() as group:
+        child = StageChild(
+            group, environment.file_path, environment.class_name, config, Path(folder)
+        )
+        for stage in ("import", "config", "dataset"):
+            detail = child.wait_for_stage(stage).get("detail") or {}
+    return detail.get("prompt")

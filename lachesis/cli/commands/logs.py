@@ -1,0 +1,75 @@
+"""Print the log of one process of a run, and follow it until the run ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lachesis.base.argparse_types import NUM_LINES
+from lachesis.cli.options import Output, Run, number
+from lachesis.operations.service import LachesisService
+from lachesis.runs.folder import shorten_service_name
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LogOptions(Output):
+    """Options of `lachesis logs`."""
+
+    follow: Annotated[
+        bool, Parameter(("--follow", "-f"), help="follow the log until the run ends")
+    ] = False
+    lines: Annotated[int, number(NUM_LINES, "lines to show", "--lines", "-n", default=50)] = 50
+
+
+def logs(
+    run: Run,
+    service_name: Annotated[
+        str | None,
+        Parameter(
+            "SERVICE",
+            help="trainer, env, env-NAME, api, engine, evaluate_before or evaluate_after (default: "
+            "the process that failed, else trainer)",
+        ),
+    ] = None,
+    /,
+    *,
+    options: LogOptions = LogOptions(),
+) -> None:
+    """Print the end of a log, and follow it if that was asked for."""
+    service = LachesisService()
+    name = shorten_service_name(service_name or service.store.load(run).failed_service or "trainer")
+    path, text, position = service.read_log(run, name, options.lines)
+    if options.json:
+        answer = {
+            "run_id": run,
+            "service": name,
+            "path": str(path),
+            "lines": text.splitlines(),
+        }
+        print(json.dumps(answer, indent=2))
+        return
+    print(text or f"{path} is empty or does not exist yet")
+    while options.follow:
+        # checked before reading, so that the last lines are not missed
+        ended = service.get_run(run).has_ended
+        position = _print_new_output(path, position)
+        if ended:
+            return
+        time.sleep(0.5)
+
+
+def _print_new_output(path: Path, position: int) -> int:
+    if not path.exists():
+        return position
+    with path.open("rb") as file:
+        if path.stat().st_size < position:
+            position = 0  # the log was rotated, so this is a new file
+        file.seek(position)
+        print(file.read().decode(errors="replace"), end="", flush=True)
+        return file.tell()

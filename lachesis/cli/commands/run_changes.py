@@ -1,0 +1,131 @@
+"""Run `edit`, `stop` and `rm`: change what a person wrote on a run, stop it, or remove it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lachesis.base import waiting
+from lachesis.base.errors import ArgumentsError
+from lachesis.base.formatting import format_bytes
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.cli.options import Output, Run, Runs
+from lachesis.cli.terminal import print_answer
+from lachesis.operations.service import LachesisService
+from lachesis.runs.names_and_tags import edit_labels
+from lachesis.runs.record import RunRecord
+from lachesis.runs.removal import measure_run, remove_run, require_removable
+from lachesis.runs.store import RunStore
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EditOptions(Output):
+    """Options of `lachesis edit`."""
+
+    name: Annotated[str | None, Parameter(help="a new name; an empty one removes it")] = None
+    note: Annotated[str | None, Parameter(help="a new note; an empty one removes it")] = None
+    tag: Annotated[tuple[str, ...], Parameter(help="a tag to add; may be repeated")] = ()
+    untag: Annotated[tuple[str, ...], Parameter(help="a tag to remove", metavar="TAG")] = ()
+
+
+def edit(run: Run, /, *, options: EditOptions = EditOptions()) -> None:
+    """Change the name, the note or the tags of a run, and print them."""
+    changes = (options.name, options.note, options.tag or None, options.untag or None)
+    if all(change is None for change in changes):
+        raise ArgumentsError(
+            f"nothing to change in run {run}; give --name, --note, --tag or --untag"
+        )
+    record = edit_labels(
+        RunStore(),
+        run,
+        name=options.name,
+        note=options.note,
+        add_tags=list(options.tag),
+        remove_tags=list(options.untag),
+    )
+    answer = record.model_dump(include={"run_id", "name", "note", "tags"})
+    text = (
+        f"run {record.run_id}: name {record.name or 'none'}, tags "
+        f"{', '.join(record.tags) or 'none'}, note {record.note or 'none'}"
+    )
+    print_answer(options, answer, text)
+
+
+def stop(
+    run: Run,
+    /,
+    *,
+    now: Annotated[
+        bool,
+        Parameter(help="stop without a checkpoint; also ends a stop that takes too long"),
+    ] = False,
+    options: Output = Output(),
+) -> None:
+    """Stop a run and wait at most a minute for its end."""
+    service = LachesisService()
+    was_alive = not service.get_run(run).has_ended
+    answer = service.stop(run, now=now)
+    waiting.wait_until(lambda: service.get_run(run).has_ended, timeout_s=60)
+    record = service.get_run(run)
+    answer["status"] = record.status
+    newest_checkpoint = Checkpoints(service.store.dir(run).checkpoints).find_newest()
+    if newest_checkpoint:
+        resume_effect = f"continues from its checkpoint of step {newest_checkpoint.step}"
+    else:
+        resume_effect = "starts it from the beginning, because it has no checkpoint"
+    if was_alive and record.status == "stopped":
+        answer["message"] = f"run {run} is stopped; `lachesis resume {run}` {resume_effect}"
+    elif was_alive and record.has_ended:
+        answer["message"] = f"run {run} is {record.status}; it ended before it could be stopped"
+    print_answer(options, answer, answer["message"])
+
+
+def remove(
+    runs: Runs,
+    /,
+    *,
+    yes: Annotated[bool, Parameter(("--yes", "-y"), help="ask no question")] = False,
+    options: Output = Output(),
+) -> int:
+    """Remove ended runs after a question."""
+    service = LachesisService()
+    # What cannot be removed is refused before the question, and before anything is removed.
+    records = [service.get_run(run_id) for run_id in runs]
+    for record in records:
+        require_removable(service.store, record)
+    num_bytes = {record.run_id: measure_run(service.store, record.run_id) for record in records}
+    if not yes and not _ask(records, num_bytes):
+        print_answer(options, {"removed": []}, "nothing was removed")
+        return 1
+    for record in records:
+        remove_run(service.store, record)
+    removed, total_bytes = [record.run_id for record in records], sum(num_bytes.values())
+    text = f"removed {', '.join(removed)} ({format_bytes(total_bytes)})"
+    print_answer(options, {"removed": removed, "bytes": total_bytes}, text)
+    return 0
+
+
+def _ask(records: list[RunRecord], num_bytes: dict[str, int]) -> bool:
+    """Return whether the user agrees.
+
+    Raises:
+        ArgumentsError: Nobody can answer, because the standard input is not a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise ArgumentsError(
+            "removing runs asks a question, and the standard input is not a terminal; --yes "
+            "removes them without it"
+        )
+    for record in records:
+        print(
+            f"{record.run_id}  {record.name or record.environment}, {record.status}, "
+            f"{format_bytes(num_bytes[record.run_id])}"
+        )
+    text = "Remove this run with its checkpoints and weights? [y/N] "
+    if len(records) > 1:
+        text = f"Remove these {len(records)} runs with their checkpoints and weights? [y/N] "
+    return input(text).strip().lower() in ("y", "yes")

@@ -1,0 +1,265 @@
+"""Run `serve`, `ui`, `mcp`, `api` and `notifications`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from lachesis.base import paths
+from lachesis.base.argparse_types import PORT
+from lachesis.base.errors import ConfigError, MissingDependencyError
+from lachesis.cli import terminal
+from lachesis.cli.options import Output, number
+from lachesis.cli.terminal import print_answer
+from lachesis.config.profiles import list_missing_modules
+from lachesis.prefect_client import background_serve
+from lachesis.prefect_client.notifications import remove_notifications, set_notifications
+
+LOOPBACK = "127.0.0.1"
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], Parameter("SHELL", help="the shell that reads it")
+    ],
+    /,
+) -> None:
+    """Print the code that makes a shell complete the words of `lachesis`."""
+    from lachesis.cli.main import build_app
+
+    print(build_app().generate_completion(shell=shell))
+
+
+def serve(
+    *,
+    port: Annotated[
+        int | None, number(PORT, "port of the Prefect server (default: 4200, or a free one)")
+    ] = None,
+    stop: Annotated[
+        bool,
+        Parameter(
+            help="end the server and the runner, also those that `lachesis train` has started"
+        ),
+    ] = False,
+    options: Output = Output(),
+) -> int:
+    """Replace this process by the one that starts the server and the runner, so that it gets the
+    signals; with --stop, end those that run.
+    """
+    if stop:
+        server_info = background_serve.stop_server()
+        text = "no Prefect server of this home runs"
+        if server_info:
+            text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
+        terminal.print_answer(options, {"stopped": server_info is not None}, text)
+        return 0
+    command = background_serve.make_serve_command(
+        *(["--port", str(port)] if port is not None else [])
+    )
+    terminal.print_note(
+        "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
+        "both"
+    )
+    os.chdir(paths.project_dir())
+    os.execv(command[0], command)
+    return 1
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Listening(Output):
+    """Where a server listens."""
+
+    host: Annotated[str | None, Parameter(help="address to listen on (default: 127.0.0.1)")] = None
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(help="an additional host name of this server; may be repeated", metavar="NAME"),
+    ] = ()
+
+
+def mcp(
+    *,
+    http: Annotated[bool, Parameter(help="streamable HTTP instead of stdin and stdout")] = False,
+    session: Annotated[
+        str | None,
+        Parameter(
+            help="name of this agent's session (default: $LACHESIS_SESSION, or one per working "
+            "folder)"
+        ),
+    ] = None,
+    port: Annotated[int | None, number(PORT, "default: 8090")] = None,
+    options: Listening = Listening(),
+) -> int:
+    """Serve the tools over MCP: over stdio until stdin is closed, or over HTTP with a token until
+    Ctrl-C.
+    """
+    if list_missing_modules(["mcp"]):
+        raise MissingDependencyError(
+            "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"
+        )
+    from lachesis.agent_tools import mcp_server
+    from lachesis.agent_tools.session import SessionFile, make_session_name
+    from lachesis.base.http_guard import describe_token_location, load_or_create_token
+
+    session_name = SessionFile(
+        session or os.environ.get("LACHESIS_SESSION") or make_session_name()
+    ).name
+    if not http:
+        if options.host or port or options.allow_host:
+            raise ConfigError(
+                "--host, --port and --allow-host are for `lachesis mcp --http`; over stdio nothing "
+                "listens"
+            )
+        if sys.stdin.isatty():
+            terminal.print_note(
+                f"session {session_name}; an agent's client starts this command and talks to it; "
+                f"Ctrl-C ends it"
+            )
+        mcp_server.serve_stdio(session_name)
+        return 0
+    host, port = options.host or LOOPBACK, port or 8090
+    app = mcp_server.create_app(
+        session_name, host=host, token=load_or_create_token(), allowed_hosts=options.allow_host
+    )
+    return _run_server(
+        app,
+        host,
+        port,
+        f"MCP at http://{host}:{port}/mcp, with the bearer token in {describe_token_location()}",
+    )
+
+
+def api(
+    *,
+    no_token: Annotated[
+        bool,
+        Parameter(help="require no token, for clients that cannot send one; on loopback only"),
+    ] = False,
+    port: Annotated[int, number(PORT, "port to listen on", default=8080)] = 8080,
+    options: Listening = Listening(),
+) -> int:
+    """Serve the tools over HTTP.
+
+    A token is required unless --no-token says that any program on this machine may call.
+    """
+    from lachesis.agent_tools import http_routes
+    from lachesis.base.http_guard import describe_token_location, load_or_create_token
+
+    host = options.host or LOOPBACK
+    if no_token:
+        _require_loopback(host)
+    token = None if no_token else load_or_create_token()
+    app = http_routes.create_app(host=host, token=token, allowed_hosts=options.allow_host)
+    if no_token:
+        token_note = ""
+    else:
+        token_note = f", with the bearer token in {describe_token_location()}"
+    return _run_server(
+        app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
+    )
+
+
+def ui(
+    *,
+    no_token: Annotated[
+        bool,
+        Parameter(help="require no token; any program on this machine may read the pages"),
+    ] = False,
+    port: Annotated[int | None, number(PORT, "default: 8070")] = None,
+    options: Listening = Listening(),
+) -> int:
+    """Serve the pages of this home until Ctrl-C, and print the link that opens them.
+
+    If they are served already, print a new link to that server.
+    """
+    from lachesis.base.http_guard import is_loopback, load_or_create_token
+    from lachesis.supervision.services.ports import check_port, choose_port
+    from lachesis.web.serving import (
+        PREFERRED_PORT,
+        announce_page_server,
+        find_page_server,
+        run_page_server,
+    )
+    from lachesis.web.sign_in import make_sign_in_link
+
+    token = None if no_token else load_or_create_token()
+    running_at = find_page_server()
+    if running_at and not (port or options.host):
+        link = make_sign_in_link(running_at, token)
+        terminal.print_sentence(f"{link}")
+        terminal.print_note("these pages are served already; the link signs a browser in")
+        return 0
+    host = options.host or LOOPBACK
+    if no_token:
+        _require_loopback(host)
+    port = port or choose_port(PREFERRED_PORT)
+    if is_loopback(host):
+        check_port(port)
+    address = f"http://{host}:{port}"
+    terminal.print_sentence(make_sign_in_link(address, token))
+    terminal.print_note("the link signs a browser in for ten minutes; Ctrl-C ends the pages")
+    with announce_page_server(address):
+        run_page_server(host, port, token, options.allow_host)
+    return 0
+
+
+def _require_loopback(host: str) -> None:
+    """Check that a server without a token cannot be reached from elsewhere.
+
+    Raises:
+        ConfigError: It can.
+    """
+    from lachesis.base.http_guard import is_loopback
+
+    if not is_loopback(host):
+        raise ConfigError(
+            f"--no-token is for a server on loopback; {host} can be reached from elsewhere"
+        )
+
+
+def _run_server(app: object, host: str, port: int, description: str) -> int:
+    import uvicorn
+
+    from lachesis.base.http_server import ReceiveDeadlineProtocol
+    from lachesis.supervision.services.ports import check_port
+
+    if host in ("127.0.0.1", "localhost"):
+        check_port(port)
+    terminal.print_note(f"{description}; Ctrl-C ends it")
+    uvicorn.run(
+        app,  # type: ignore[arg-type]
+        http=ReceiveDeadlineProtocol,
+        host=host,
+        port=port,
+        log_level="warning",
+    )
+    return 0
+
+
+def set_webhook(
+    webhook: Annotated[str, Parameter("URL", help="URL to call; a second call replaces it")],
+    /,
+    *,
+    options: Output = Output(),
+) -> None:
+    """Let the Prefect server call a web address when a run fails, stalls or finishes."""
+    names = set_notifications(webhook)
+    print_answer(
+        options,
+        {"automations": names, "webhook": webhook},
+        f"{', '.join(names) or 'no automation'}: call {webhook}",
+    )
+
+
+def remove_webhook(*, options: Output = Output()) -> None:
+    """Let the Prefect server call no web address any more."""
+    names = remove_notifications()
+    print_answer(
+        options,
+        {"automations": names, "webhook": None},
+        f"{', '.join(names) or 'no automation'}: removed",
+    )

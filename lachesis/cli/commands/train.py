@@ -1,0 +1,394 @@
+"""Run `train`, `resume` and `config`: read a launch, check it, start the run, and follow it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lachesis.base.errors import ArgumentsError
+from lachesis.base.json_text import Json
+from lachesis.base.secrets import redact
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.cli import terminal
+from lachesis.cli.commands import run_status, watch
+from lachesis.cli.options import (
+    DEFAULT_PROFILE,
+    FollowOptions,
+    LaunchOptions,
+    Output,
+    Run,
+    StartFrom,
+)
+from lachesis.cli.terminal import format_forecast, make_lines, make_pairs_table, print_answer
+from lachesis.config.field_edits import parse_assignment
+from lachesis.config.profiles import PROFILES, list_missing_keys, load_profile_values
+from lachesis.config.value_parsing import read_untyped
+from lachesis.environment_catalog.lookup import find_environment, load_schema, register_environment
+from lachesis.inference_tests.required_test import make_test_command
+from lachesis.launch.choose_model import LaunchRequest, describe_default_model, find_model_problem
+from lachesis.launch.launch_file import (
+    make_launch_schema,
+    make_similar_request,
+    read_launch_file,
+    render_launch_file,
+)
+from lachesis.launch.resolved_launch import ResolvedLaunch, make_run_record, preview_launch
+from lachesis.operations.server import call_with_server
+from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import background_serve, submit
+from lachesis.reporting.run_summary import get_model_name
+from lachesis.runs.names_and_tags import check_name, check_note, check_tags
+from lachesis.runs.record import RunRecord
+from lachesis.spending.confirmation import describe_cost, needs_confirmation
+
+if TYPE_CHECKING:
+    from lachesis.runs.record import RunRecord
+    from lachesis.supervision.services.plan import ServicePlan
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(LaunchOptions, FollowOptions):
+    """Options of `lachesis train`."""
+
+    others: Annotated[
+        tuple[str, ...],
+        Parameter(
+            "--with",
+            metavar="ENVIRONMENT[=WEIGHT]",
+            help="another environment for the same run, with its weight relative to the first "
+            "one's 1; may be repeated",
+        ),
+    ] = ()
+    start_from: StartFrom = None
+    dry_run: Annotated[
+        bool,
+        Parameter(help="show the configuration, the processes and the forecast; start nothing"),
+    ] = False
+    yes: Annotated[
+        bool,
+        Parameter(
+            help="on a paid profile, start without asking (a limit of limits.max_cost_usd does so "
+            "too)"
+        ),
+    ] = False
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ConfigOptions(LaunchOptions, Output):
+    """Options of `lachesis config`."""
+
+    schema: Annotated[
+        bool,
+        Parameter(help="write the JSON schema of launch files instead, for editors"),
+    ] = False
+
+
+LaunchedEnvironment = Annotated[
+    str | None,
+    Parameter(
+        "ENVIRONMENT", help="a name from `lachesis env list`, a file, or a launch file RUN.yaml"
+    ),
+]
+
+
+def train(
+    environment: LaunchedEnvironment = None, /, *, options: TrainOptions = TrainOptions()
+) -> int:
+    """Check a launch, start the run, and watch it if that was asked for."""
+    service = LachesisService()
+    launch = read_launch_request(environment, options, service)
+    if options.dry_run:
+        show_preview(options, service, launch)
+        return 0
+    resolved = call_with_server(
+        lambda: service.check(launch),
+        terminal.print_note,
+        is_allowed=not options.no_serve,
+        home=service.store.home,
+    )
+    show_warnings(resolved)
+    prepare_model(options, service, resolved)
+    confirmed = confirm_cost(options, service, resolved)
+    if confirmed is None:
+        print_answer(options, {"started": False}, "nothing was started")
+        return 1
+    return _follow_run(options, service, service.start(confirmed))
+
+
+def confirm_cost(
+    options: TrainOptions, service: LachesisService, launch: ResolvedLaunch
+) -> ResolvedLaunch | None:
+    """Return the launch with its user's yes to what it costs, or None if the user says no.
+
+    A free launch, and one whose money is limited, is returned as it is. Where nobody can answer, an
+    unconfirmed one is refused when it is started.
+    """
+    request = launch.request
+    if not needs_confirmation(request.profile, launch.set_fields):
+        return launch
+    forecast = make_run_record(launch, "RUN_ID", service.tests).forecast
+    if not options.yes:
+        # Nobody can answer, so the start itself refuses, with the forecast.
+        if options.json or not sys.stdin.isatty():
+            return launch
+        terminal.print_note(f"{launch.environment.name} on profile {request.profile}:")
+        for sentence in describe_cost(forecast).split("; "):
+            terminal.print_note(f"  {sentence}")
+        if input("Start this run? [y/N] ").strip().lower() not in ("y", "yes"):
+            return None
+    return replace(launch, request=replace(request, confirmed=True))
+
+
+def show_warnings(launch: ResolvedLaunch) -> None:
+    """Print what the owner should know about a launch."""
+    for warning in launch.warnings:
+        terminal.print_note(f"note: {warning}")
+
+
+def prepare_model(options: Output, service: LachesisService, launch: ResolvedLaunch) -> None:
+    """Build the tiny model if the launch needs it, and show the progress."""
+    config = launch.config
+    if model_note := describe_default_model(launch.request, config.openai.model_name):
+        terminal.print_note(model_note)
+    with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
+        service.build_tiny_model(config, advance)
+
+
+def resume(
+    run: Run,
+    /,
+    *,
+    edits: Annotated[
+        tuple[str, ...],
+        Parameter("--set", metavar="total_steps=N|limits.FIELD=VALUE", help="may be repeated"),
+    ] = (),
+    options: FollowOptions = FollowOptions(),
+) -> int:
+    """Continue an ended run, with new limits or more steps if there are any."""
+    service = LachesisService()
+    if not service.get_run(run).has_ended:
+        terminal.print_note(f"run {run} has not ended, so nothing was started")
+    changes = dict(parse_assignment(text) for text in edits)
+    record = call_with_server(
+        lambda: service.resume(run, changes, by_owner=True),
+        terminal.print_note,
+        is_allowed=not options.no_serve,
+    )
+    return _follow_run(options, service, record)
+
+
+def _follow_run(options: FollowOptions, service: LachesisService, record: RunRecord) -> int:
+    """Show that the run was started; with --watch, show its progress until it ends."""
+    if options.watch:
+        with watch.explain_interrupt([record.run_id]):
+            record = watch.watch_until_end(service, record.run_id, quiet=options.json)
+        answer = service.get_results(record.run_id).to_payload()
+        print_answer(options, answer, run_status.render_results(answer))
+        if record.status == "completed":
+            return 0
+        return 1
+    newest_checkpoint = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
+    answer = {
+        "run_id": record.run_id,
+        "status": record.status,
+        "environment": record.environment,
+        "model": record.base_model,
+        "begins_with": record.forked_from
+        or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
+        "config_path": str(service.store.dir(record.run_id).config),
+        "ui_url": submit.get_run_url(record),
+    }
+    print_answer(options, answer, run_status.render_started(answer))
+    return 0
+
+
+LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
+
+
+def read_launch_request(
+    environment: str | None, options: TrainOptions | ConfigOptions, service: LachesisService
+) -> LaunchRequest:
+    """Return the launch that the options describe, with the rights of the owner.
+
+    Options have priority over a launch file and over the run of `--like`.
+
+    Raises:
+        ArgumentsError: Nothing says what to train on.
+        LachesisError: The launch file, the run or a value cannot be used.
+    """
+    _require_one_choice(options)
+    base = _read_base(environment, options, service)
+    edits: list[tuple[str, Any]] = [parse_assignment(text) for text in options.edits]
+    if options.steps is not None:
+        edits.append(("env.total_steps", options.steps))
+    start_from = base.start_from
+    if isinstance(options, TrainOptions):
+        start_from = options.start_from or start_from
+        if options.others:
+            edits.append(("env.mixture", dict(map(_parse_mixture_item, options.others))))
+    return replace(
+        base,
+        profile=options.profile or base.profile,
+        edits=(*base.edits, *edits),
+        model=options.model or base.model,
+        seed=base.seed if options.seed is None else options.seed,
+        require_validation=options.require_validation or base.require_validation,
+        without_validation=options.without_validation or base.without_validation,
+        start_from=start_from,
+        name=check_name(options.name or base.name or ""),
+        note=check_note(options.note or base.note or ""),
+        tags=tuple(check_tags([*base.tags, *options.tag])),
+        by_owner=True,
+    )
+
+
+def _require_one_choice(options: LaunchOptions) -> None:
+    if options.require_validation and options.without_validation:
+        raise ArgumentsError(
+            "--require-validation and --without-validation exclude each other; give one of them"
+        )
+
+
+def _read_base(
+    environment: str | None, options: LaunchOptions, service: LachesisService
+) -> LaunchRequest:
+    """Return the launch of the file or of the run that was named, or that of the environment."""
+    if options.like:
+        if environment:
+            environment = register_environment(environment)
+        record = service.get_run(options.like)
+        return make_similar_request(service.store, record, environment, service.schema_timeout_s)
+    if not environment:
+        raise ArgumentsError(
+            "nothing says what to train on; give an environment from `lachesis env list`, a launch "
+            "file, or --like RUN"
+        )
+    if environment.endswith(LAUNCH_FILE_ENDINGS):
+        return read_launch_file(Path(environment).expanduser(), service.schema_timeout_s)
+    return LaunchRequest(register_environment(environment), options.profile or DEFAULT_PROFILE)
+
+
+def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse ENVIRONMENT or ENVIRONMENT=WEIGHT."""
+    name, weight = parse_assignment(text if "=" in text else f"{text}=1")
+    return register_environment(name), {"weight": read_untyped(weight)}
+
+
+def config(
+    environment: LaunchedEnvironment = None, /, *, options: ConfigOptions = ConfigOptions()
+) -> None:
+    """Print a launch file; with --schema the JSON schema."""
+    service = LachesisService()
+    if options.schema:
+        _print_schema(environment, options.profile or DEFAULT_PROFILE)
+        return
+    request = read_launch_request(environment, options, service)
+    description = service.describe(request)
+    if options.json:
+        print(json.dumps(description, indent=2, default=str))
+    else:
+        # The defaults are those of the profile, not those of the schema.
+        defaults = service.describe(replace(request, edits=(), seed=None))
+        print(render_launch_file(request, description, defaults), end="")
+
+
+def _print_schema(environment: str | None, profile: str) -> None:
+    load_profile_values(profile)  # refuses an unknown profile
+    schema = None
+    if environment:
+        schema = load_schema(find_environment(register_environment(environment)))
+    print(json.dumps(make_launch_schema(profile, schema), indent=2, default=str))
+
+
+def show_preview(options: Output, service: LachesisService, request: LaunchRequest) -> None:
+    """Print the configuration, the processes and the forecast of a launch.
+
+    Raises:
+        LachesisError: The launch cannot start with these values.
+    """
+    preview = preview_launch(request, service.store, service.tests, service.schema_timeout_s)
+    config, record, plan = preview.launch.config, preview.record, preview.plan
+    # A problem is shown and not raised: the rest of the preview helps to mend it.
+    missing_keys = list_missing_keys(request.profile, background_serve.read_key_names())
+    problem = find_model_problem(request, config, service.store.home)
+    if missing_keys:
+        problem = f"{', '.join(missing_keys)} is not known to `lachesis serve`"
+    answer = {
+        "environment": record.environment,
+        "model": record.base_model,
+        "profile": record.profile,
+        "total_steps": record.total_steps,
+        "batch_size": record.batch_size,
+        "set_fields": record.set_fields,
+        "problem": problem,
+        "forecast": record.forecast,
+        "prices": config.prices and config.prices.model_dump(mode="json"),
+        "services": [
+            {"name": spec.name, "port": spec.port, "command": spec.argv} for spec in plan.services
+        ],
+        "config_yaml": redact(plan.config.to_yaml()),
+    }
+    print_answer(options, answer, _render_preview(answer, record, plan))
+
+
+def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> RenderableType:
+    set_fields = ", ".join(f"{name}={value}" for name, value in record.set_fields.items())
+    problem = answer["problem"]
+    facts = make_pairs_table(
+        [
+            ("environment", record.environment),
+            ("model", get_model_name(record)),
+            ("profile", record.profile),
+            ("steps", f"{record.total_steps} of {record.batch_size} rollouts each"),
+            ("begins with", record.forked_from),
+            ("set", set_fields),
+            ("forecast", _describe_forecast(answer)),
+            ("price", _describe_price(answer)),
+            ("problem", Text(problem, style="red") if problem else None),
+        ]
+    )
+    # Whole commands are in --json; here the module says what each process is.
+    rows = [["process", "port", "what it runs"]]
+    for spec in plan.services:
+        module = next((word for word in spec.argv if word.startswith("lachesis.")), spec.argv[0])
+        rows.append([spec.name, "" if spec.port is None else str(spec.port), module])
+    services = make_lines(rows)
+    return Group(
+        Text("Nothing was started; this would be.\n", style="dim"),
+        facts,
+        Text(),
+        *services,
+        Text("\nconfiguration", style="bold"),
+        Text(answer["config_yaml"].rstrip(), no_wrap=True, overflow="ignore"),
+    )
+
+
+def _describe_forecast(answer: Json) -> str:
+    if answer["forecast"]:
+        if PROFILES[answer["profile"]].is_paid:
+            return describe_cost(answer["forecast"])
+        return f"{format_forecast(answer['forecast'])} ({answer['forecast']['basis']})"
+    names = ("environment", "model", "profile", "set_fields")
+    command = make_test_command(*(answer[name] for name in names))
+    return f"none yet; `{command}` measures what one needs"
+
+
+def _describe_price(answer: Json) -> str | None:
+    prices = answer["prices"]
+    if prices:
+        return (
+            f"{prices['prefill']:g} US dollars per million prompt tokens, {prices['sample']:g} per "
+            f"million sampled, {prices['train']:g} per million trained ({prices['dated']})"
+        )
+    if PROFILES[answer["profile"]].is_paid:
+        return "not known for this model"
+    return None

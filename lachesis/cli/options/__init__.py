@@ -1,1 +1,0 @@
-"""Declare the arguments of every command; nothing here loads what a command does."""

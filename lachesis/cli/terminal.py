@@ -1,0 +1,279 @@
+"""Print for a terminal: sentences, tables, bars, sparklines, and answers as text or JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from lachesis.base.json_text import Json
+from lachesis.cli.options import Output
+
+console = Console(
+    highlight=False,
+    emoji=False,
+    markup=False,
+    width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140,
+)
+
+stderr_console = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
+
+# A time of a record inside a sentence.
+UTC_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?\+00:00")
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+STATUS_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "stopped": "yellow",
+    "learnable": "green",
+    "broken": "red",
+}
+
+# Colours of the judgement of learning. Only a run that was judged healthy is green.
+HEALTH_STYLES = {
+    "healthy": "green",
+    "too early": "",
+    "unknown": "",
+    "not learning": "yellow",
+    "suspect": "yellow",
+    "broken": "red",
+}
+
+
+def print_answer(options: Output, answer: object, view: object) -> None:
+    """Print JSON for a program, or else `view` for a person."""
+    if options.json:
+        print(json.dumps(answer, indent=2, default=str))
+    elif isinstance(view, str):
+        print_sentence(view)
+    else:
+        # Lines that hold a path or a command may be longer than the terminal is wide; the terminal
+        # shows the rest below, and copies it as one line.
+        console.print(view, crop=False)
+
+
+def print_sentence(sentence: str | Text, output: Console | None = None) -> None:
+    """Print a sentence to stdout or `output`, on a terminal with line breaks between words only."""
+    output = output or console
+    text = Text(sentence) if isinstance(sentence, str) else sentence
+    for line in wrap_between_words(text, output.width) if output.is_terminal else [text]:
+        output.print(line, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """Print a note for a person to stderr; programs read stdout."""
+    print_sentence(Text(text, style="dim"), stderr_console)
+
+
+def draw_sparkline(values: Sequence[float], width: int = 40) -> str:
+    """Draw values from 0 to 1 as block characters. More than `width` values are averaged."""
+    if not values:
+        return ""
+    parts = min(width, len(values))
+    bounds = [round(index * len(values) / parts) for index in range(parts + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    return "".join(_BLOCKS[min(7, max(0, int(value * 8)))] for value in means)
+
+
+@contextlib.contextmanager
+def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar that appears with the first step, so that it stays hidden if there is no
+    work.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=stderr_console, disable=quiet)
+    task = progress.add_task(text, total=None, visible=False)
+
+    def advance(done: int, total: int) -> None:
+        if not progress.live.is_started:
+            progress.start()
+        progress.update(task, completed=done, total=total, visible=True)
+
+    try:
+        yield advance
+    finally:
+        progress.stop()
+
+
+def style_status(status: str) -> Text:
+    """Return a status in the colour that tells whether it is good."""
+    return Text(status, style=STATUS_STYLES.get(status, "cyan"))
+
+
+def format_eta(seconds: float | None) -> str:
+    """Return the remaining time as the end of a sentence, or nothing if it is not known."""
+    if seconds is None:
+        return ""
+    return f", about {seconds:.0f} s left"
+
+
+def format_count(number: float) -> str:
+    """Return a number with three digits and a word for its size, as in `1.5 million`."""
+    for size, unit in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def format_hours(hours: float) -> str:
+    """Return a duration in hours, minutes or seconds."""
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    if hours * 60 >= 2:
+        return f"{hours * 60:.0f} minutes"
+    return f"{hours * 3600:.0f} s"
+
+
+def format_forecast(forecast: Json) -> str:
+    """Return one sentence with the steps, tokens, hours and price that a training would take."""
+    tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
+    if cost:
+        money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
+    else:
+        money = "no price known for the base model"
+    planned = forecast["planned"]
+    plan_text = f"{planned['total_steps']} steps of {planned['batch_size']} rollouts"
+    training = f"{format_hours(hours['low'])} to {format_hours(hours['high'])} of training"
+    token_range = f"{format_count(tokens['low'])} to {format_count(tokens['high'])} tokens"
+    return f"{plan_text} take {token_range}, {training}, {money}"
+
+
+def format_local_time(iso_time: str) -> str:
+    """Return a time in the time zone of the reader, to the minute."""
+    return datetime.fromisoformat(iso_time).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def localize_times(text: str) -> str:
+    """Return a text whose times in UTC are those of the reader's time zone."""
+    return UTC_TIME.sub(lambda found: format_local_time(found.group()), text)
+
+
+def shorten_middle(text: str, max_length: int) -> str:
+    """Return a text of at most `max_length` characters, with an ellipsis in its middle."""
+    if len(text) <= max_length:
+        return text
+    tail = (max_length - 1) // 2
+    return f"{text[: max_length - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def format_score(score: float | None) -> str:
+    """Return a score in parentheses."""
+    if score is None:
+        return "(no score)"
+    return f"({score:g})"
+
+
+def format_share(share: float, interval: Json | None) -> str:
+    """Return a share, and its 95 % interval if there is one."""
+    if interval:
+        return f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
+    return f"{share:.3f}"
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with three decimals, or `none`."""
+    if value is None:
+        return "none"
+    return f"{value:.3f}"
+
+
+# A command in backticks, or a word, with the blanks before it.
+_PIECE = re.compile(r" *(?:[(\[]?`[^`\n]*`[^\s`]*|[^ \n]+)")
+
+# Values begin at most here; a longer name has its value on the next line.
+MAX_NAME_WIDTH = 34
+
+
+class Pairs:
+    """Show a name and a value per line; values are wrapped between words only."""
+
+    def __init__(self, rows: Sequence[tuple[Text, Text]]) -> None:
+        self.rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.rows:
+            return
+        name_width = min(MAX_NAME_WIDTH, max(name.cell_len for name, _ in self.rows))
+        indent = " " * (name_width + 2)
+        for name, value in self.rows:
+            lines = wrap_between_words(value, options.max_width - len(indent))
+            if name.cell_len > name_width:
+                yield _make_line(name)
+                head = Text(indent)
+            else:
+                head = Text.assemble(name, " " * (len(indent) - name.cell_len))
+            for line in lines:
+                # A sum of two texts would have the style of the first one.
+                yield _make_line(Text.assemble(head, line))
+                head = Text(indent)
+
+
+def _make_line(text: Text) -> Text:
+    """Return a text that is printed as one line, however long it is."""
+    text.no_wrap, text.overflow = True, "ignore"
+    text.rstrip()
+    return text
+
+
+def make_pairs_table(rows: Iterable[tuple[str | Text, Any]]) -> RenderableType:
+    """Return a view with a name and a value per line; empty values are left out."""
+    shown = [(name, value) for name, value in rows if value not in (None, "", {}, [])]
+    return Pairs(
+        [
+            (
+                name if isinstance(name, Text) else Text(name, style="bold"),
+                value if isinstance(value, Text) else Text(str(value)),
+            )
+            for name, value in shown
+        ]
+    )
+
+
+def wrap_between_words(text: Text, width: int) -> list[Text]:
+    """Return the lines of a text, broken at blanks outside of commands in backticks.
+
+    A word that is wider than `width` has a line of its own.
+    """
+    lines = []
+    for paragraph in text.split("\n", allow_blank=True):
+        start, end = 0, 0
+        for piece in _PIECE.finditer(paragraph.plain):
+            is_first = start == end
+            if not is_first and paragraph[start : piece.end()].cell_len > width:
+                lines.append(paragraph[start:end])
+                # The blanks before the word are those where the line is broken.
+                start = piece.end() - len(piece.group().lstrip(" "))
+            end = piece.end()
+        lines.append(paragraph[start:end])
+    return lines
+
+
+def make_lines(rows: Sequence[Sequence[str]], style: str = "") -> list[Text]:
+    """Return one line per row, with columns of equal width; the last one ends with an ellipsis."""
+    if not rows:
+        return []
+    rows = [[" ".join(cell.split()) for cell in row] for row in rows]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        line = Text("  ".join([*cells, row[-1]]), style=style, no_wrap=True, overflow="ellipsis")
+        lines.append(line)
+    return lines

@@ -1,0 +1,65 @@
+"""Start the Prefect server and the runner for an operation that needs them and finds none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lachesis.base.errors import ServerDownError
+from lachesis.config.installation_settings import is_env_flag_set
+from lachesis.prefect_client import background_serve
+
+T = TypeVar("T")
+
+
+def can_start_server(*, is_allowed: bool | None = None) -> bool:
+    """Return whether a server may be started here, and none runs.
+
+    Args:
+        is_allowed: What the user has said; None means what $LACHESIS_NO_SERVE says.
+    """
+    if is_allowed is None:
+        is_allowed = not is_env_flag_set("LACHESIS_NO_SERVE")
+    return is_allowed and background_serve.can_start_server()
+
+
+def call_with_server(
+    call: Callable[[], T],
+    announce: Callable[[str], None],
+    *,
+    is_allowed: bool | None = None,
+    home: Path | None = None,
+) -> T:
+    """Return what `call` returns; start a server if that is all that it lacks.
+
+    The server and its runner outlive this process. Callers that come at the same time get the same
+    server.
+
+    Args:
+        call: Checks everything else before it needs a server, and can be called again.
+        announce: Told that a server starts, which takes some seconds, and then where it is.
+        is_allowed: As for `can_start_server`.
+        home: The home whose server must still answer after the call, where the call only knows of a
+            server.
+
+    Raises:
+        ServerDownError: No server runs here, and none may be started.
+        LachesisError: What `call` has raised.
+    """
+    try:
+        answer = call()
+        if home:
+            background_serve.require_server(home)
+    except ServerDownError:
+        if not can_start_server(is_allowed=is_allowed):
+            raise
+    else:
+        return answer
+    announce(
+        "no Prefect server runs here; starting one and a runner in the background (about 10 s; the "
+        "first time 20 s)"
+    )
+    server_info = background_serve.start_background_server()
+    announce(f"Prefect pages: {server_info.get('ui_url')}; `lachesis serve --stop` ends both")
+    return call()
