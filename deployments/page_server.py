@@ -23,7 +23,7 @@ from lachesis.config.value_parsing import read_env_number
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
 from lachesis.supervision.process_marks import build_mark
 from lachesis.supervision.services.ports import open_listener
-from lachesis.web.serving import PREFERRED_PORT, find_page_server
+from lachesis.web.server import PREFERRED_PORT, find_page_server
 from lachesis.web.sign_in import make_sign_in_link
 
 # Seconds after which a process that has died is started again, and that its end may take.

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lachesis.prefect_client.submit import get_run_url
-from lachesis.reporting.run_summary import summarize_run
+from lachesis.reporting.run_list import summarize_run
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from flows.final_states import make_refusal
+from flows.flow_run_state import make_refusal
 from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import LachesisError, ServerDownError
 from lachesis.base.json_text import Json

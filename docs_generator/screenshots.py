@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from docs_generator.site import DOCS
-from lachesis.monitor.publish import OVERVIEW_KIND, make_overview_key
+from lachesis.monitor.prefect_artifacts import OVERVIEW_KIND, make_overview_key
 from lachesis.prefect_client.background_serve import find_running_server
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore

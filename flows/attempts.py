@@ -35,7 +35,7 @@ from lachesis.runs.record import (
 from lachesis.runs.store import RunStore
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
-from tasks.report import record_final_judgement
+from tasks.progress import record_final_judgement
 
 log = logging.getLogger("lachesis.flow")
 # Why a server does not go on with a run: for its user to mend, or for a resume.

@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
-from flows.final_states import end_flow_run, make_refusal
+from flows.flow_run_state import end_flow_run, make_refusal
 from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.inference_tests.store import TestOptions
 from lachesis.launch.choose_model import TINY_MODEL

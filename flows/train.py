@@ -22,7 +22,7 @@ from flows.attempts import (
     record_end,
     record_exits,
 )
-from flows.final_states import end_flow_run, make_refusal
+from flows.flow_run_state import end_flow_run, make_refusal
 from flows.requested_runs import find_or_create_run, require_free_run
 from flows.stop_requests import SUSPENDED, StopRequested, raise_if_stop_requested
 from flows.training_run import TrainingRun
@@ -39,7 +39,7 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from tasks.processes import build_tiny_model, is_missing_tiny_model
-from tasks.report import publish_report, record_final_judgement
+from tasks.progress import publish_report, record_final_judgement
 
 # How long a resumed run waits until the services of the previous attempt have ended.
 #

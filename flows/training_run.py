@@ -9,7 +9,6 @@ from typing import Any
 
 from prefect import runtime
 
-from flows.dead_environments import DeadEnvironmentDetector
 from flows.held_out_evaluations import HeldOutEvaluations
 from flows.service_restarter import ServiceRestarter
 from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
@@ -21,14 +20,14 @@ from lachesis.config.run_config import RunConfig
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
+from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.readiness import fetch_trainer_health
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.plan import START_ORDER, ServicePlan, make_training_plan
 from lachesis.supervision.services.spec import ServiceSpec, get_service_role
 from tasks.processes import start_service, wait_for_service
-from tasks.report import ProgressArtifact, log_addresses, renew_report
+from tasks.progress import ProgressArtifact, StepLog, log_addresses, renew_report
 from tasks.run_as_task import run_as_task
-from tasks.step_log import StepLog
 
 log = logging.getLogger("lachesis.flow")
 POLL_S = 0.5

@@ -18,7 +18,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.final_states import end_flow_run, make_refusal
+from flows.flow_run_state import end_flow_run, make_refusal
 from flows.requested_runs import find_or_create_test
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
@@ -50,7 +50,7 @@ from tasks.inference import (
     run_model_inference,
     score_model,
 )
-from tasks.report import publish_validation
+from tasks.progress import publish_validation
 from tasks.stages import run_stage
 
 MAX_MODELS = 10

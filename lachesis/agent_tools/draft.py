@@ -26,7 +26,7 @@ from lachesis.launch.choose_model import describe_default_model
 from lachesis.operations.service import LachesisService, LaunchRequest
 from lachesis.prefect_client import background_serve, submit
 from lachesis.reporting.run_schemas import QueuePlace, RunResults, RunStatus
-from lachesis.reporting.status import find_log_files
+from lachesis.reporting.run_view import find_log_files
 from lachesis.runs.record import RunRecord
 
 # Seconds within which the same draft started again counts as a repeated call.

@@ -13,8 +13,6 @@ RunId = Annotated[
         description="Eight hexadecimal digits, as returned by rl_start_training and rl_list_runs",
     ),
 ]
-
-
 SelectedProfile = Annotated[
     str | None,
     Field(
@@ -22,8 +20,6 @@ SelectedProfile = Annotated[
         description="Where to train: embedded (this machine), tinker (paid cloud) or custom",
     ),
 ]
-
-
 SelectedModel = Annotated[
     str | None,
     Field(
@@ -31,8 +27,6 @@ SelectedModel = Annotated[
         description="Base model: a Hugging Face name, a folder or `tiny`; by default the profile's",
     ),
 ]
-
-
 ResumedRun = Annotated[
     str | None,
     Field(
@@ -40,8 +34,6 @@ ResumedRun = Annotated[
         description="An ended run to continue, from its newest checkpoint if there is one",
     ),
 ]
-
-
 StartFrom = Annotated[
     str | None,
     Field(
@@ -49,8 +41,6 @@ StartFrom = Annotated[
         description="RUN, RUN@STEP or RUN@best: start with that checkpoint's weights and optimizer",
     ),
 ]
-
-
 NewLimits = Annotated[
     dict[str, Any] | None,
     Field(
@@ -58,8 +48,6 @@ NewLimits = Annotated[
         description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
     ),
 ]
-
-
 TestedModels = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=500)]] | None,
     Field(
@@ -69,8 +57,6 @@ TestedModels = Annotated[
         "endpoint; by default the model that would be trained",
     ),
 ]
-
-
 TestPrompts = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=20_000)]] | None,
     Field(
@@ -79,14 +65,10 @@ TestPrompts = Annotated[
         description="Prompts of your own, answered and scored instead of items",
     ),
 ]
-
-
 IdempotencyKey = Annotated[
     str | None,
     Field(min_length=1, max_length=200, description="The same key returns the same run"),
 ]
-
-
 Confirm = Annotated[
     bool,
     Field(
@@ -95,30 +77,22 @@ Confirm = Annotated[
         "is a preview; a draft with max_cost_usd needs none",
     ),
 ]
-
-
 RequireValidation = Annotated[
     bool,
     Field(
         description="Refuse unless a test of this code, at most seven days old, found it learnable"
     ),
 ]
-
-
 CreateFile = Annotated[
     bool,
     Field(
         description="Create a working file of that name from the template first, for you to change"
     ),
 ]
-
-
 InstallRequirements = Annotated[
     bool,
     Field(description="Install the requirements in the header of the file first (PEP 723)"),
 ]
-
-
 AnsweringModel = Annotated[
     str | None,
     Field(
@@ -126,17 +100,11 @@ AnsweringModel = Annotated[
         description="A folder with the model that answers; by default the tiny one",
     ),
 ]
-
-
 RolloutStep = Annotated[int | None, Field(ge=-1, description="One step only; -1 is the last")]
-
-
 RolloutOrder = Annotated[
     Literal["worst", "best", "first", "invalid"],
     Field(description="By score, as they came, or those that could not be scored or trained on"),
 ]
-
-
 RolloutItem = Annotated[
     str | None,
     Field(max_length=1000, description="One item: its item_key, or a part of the prompt"),

@@ -33,8 +33,6 @@ INHERITED_VARIABLES = (
     "HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "DO_NOT_TRACK", "LACHESIS_HOME", "LACHESIS_CHECKOUT",
     "LACHESIS_ENVIRONMENTS",
 )  # fmt: skip
-
-
 # Secrets of this process that are not in its environment.
 _remembered_secrets: set[str] = set()
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token
 
 from lachesis.base.argparse_types import NUM_STEPS, SEED
-from lachesis.config.installation_settings import get_default_profile, is_env_flag_set
+from lachesis.config.installation_settings import get_default_profile
 
 DEFAULT_PROFILE = get_default_profile()
 MODEL_HELP = (
@@ -110,7 +110,7 @@ class ServeOptions(Output):
             help="fail if no Prefect server runs here, instead of starting one in the background; "
             "also $LACHESIS_NO_SERVE=1"
         ),
-    ] = is_env_flag_set("LACHESIS_NO_SERVE")
+    ] = False
 
 
 @Parameter(name="*")

@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
+from lachesis.base.json_text import Json
 from lachesis.base.paths import to_safe_name
 from lachesis.config.backends import check_backend_name, find_ignored_fields
 from lachesis.config.prices import Prices, find_hourly_price, find_prices
@@ -26,6 +27,8 @@ from lachesis.config.run_fields import (
     TinkerSection,
 )
 from lachesis.config.yaml_text import YAML_LOADER, dump_yaml
+from lachesis.models.chat_template import build_template_kwargs
+from lachesis.models.find_model import read_chat_template
 
 # The largest weight of an environment among others.
 MAX_WEIGHT = 1000
@@ -362,3 +365,35 @@ def format_validation_error(error: ValidationError) -> str:
             else message
         )
     return "; ".join(lines)
+
+
+def make_template_kwargs(template: str | None, config: RunConfig) -> Json:
+    """Return the arguments of the chat template for a run.
+
+    Args:
+        template: The chat template of the run's model, or None if it has none.
+        config: The configuration of the run.
+
+    Raises:
+        ConfigError: The template cannot switch thinking as the run asks for.
+    """
+    tinker = config.tinker
+    try:
+        return build_template_kwargs(template, tinker.thinking, tinker.chat_template_kwargs)
+    except ValueError as error:
+        raise ConfigError(
+            f"tinker.thinking is {tinker.thinking!r}, and {config.openai.model_name} cannot do "
+            f"that: {error}; `lachesis model show {config.openai.model_name}` says what it can, "
+            "and tinker.chat_template_kwargs sets any other argument of its template"
+        ) from error
+
+
+def check_template_settings(config: RunConfig) -> None:
+    """Check the settings against the chat template, if that is on this machine already.
+
+    Raises:
+        ConfigError: The template cannot switch thinking as the run asks for.
+    """
+    template = read_chat_template(config.openai.model_name)
+    if template is not None:
+        make_template_kwargs(template, config)

@@ -37,8 +37,6 @@ EMPTY_GROUP_MESSAGE = (
     "rewards do so when the model solves all of them or none"
 )
 GROUP_KEYS = ("rollouts", "requests", "prompt_tokens", "sampled_tokens", "completions", "truncated")
-
-
 # Makes one group and returns it with the items that it leaves to be worked on.
 CollectGroup = Callable[[], Awaitable[tuple[Any, list[Any]]]]
 

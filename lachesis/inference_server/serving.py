@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from lachesis.base.errors import ModelNotFoundError, PortInUseError
 from lachesis.base.http_guard import HttpGuard
-from lachesis.config.run_config import RunConfig
-from lachesis.config.template_kwargs import make_template_kwargs
+from lachesis.config.run_config import RunConfig, make_template_kwargs
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

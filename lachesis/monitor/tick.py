@@ -18,7 +18,7 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.launch.resume import resubmit_run
 from lachesis.monitor.observe import Observation, observe_runs
-from lachesis.monitor.publish import Publisher
+from lachesis.monitor.prefect_artifacts import Publisher
 from lachesis.monitor.run_health import build_health_entry, judge_observation
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall

@@ -13,22 +13,16 @@ from lachesis.prefect_client import background_serve
 T = TypeVar("T")
 
 
-def can_start_server(*, is_allowed: bool | None = None) -> bool:
-    """Return whether a server may be started here, and none runs.
-
-    Args:
-        is_allowed: What the user has said; None means what $LACHESIS_NO_SERVE says.
-    """
-    if is_allowed is None:
-        is_allowed = not is_env_flag_set("LACHESIS_NO_SERVE")
-    return is_allowed and background_serve.can_start_server()
+def can_start_server() -> bool:
+    """Return whether a server may be started here, and none runs."""
+    return not is_env_flag_set("LACHESIS_NO_SERVE") and background_serve.can_start_server()
 
 
 def call_with_server(
     call: Callable[[], T],
     announce: Callable[[str], None],
     *,
-    is_allowed: bool | None = None,
+    is_forbidden: bool = False,
     home: Path | None = None,
 ) -> T:
     """Return what `call` returns; start a server if that is all that it lacks.
@@ -39,7 +33,7 @@ def call_with_server(
     Args:
         call: Checks everything else before it needs a server, and can be called again.
         announce: Told that a server starts, which takes some seconds, and then where it is.
-        is_allowed: As for `can_start_server`.
+        is_forbidden: Whether the user has forbidden a start, as $LACHESIS_NO_SERVE also does.
         home: The home whose server must still answer after the call, where the call only knows of a
             server.
 
@@ -52,7 +46,7 @@ def call_with_server(
         if home:
             background_serve.require_server(home)
     except ServerDownError:
-        if not can_start_server(is_allowed=is_allowed):
+        if is_forbidden or not can_start_server():
             raise
     else:
         return answer

@@ -17,8 +17,7 @@ from lachesis.config.field_edits import (
     describe_field,
     get_editable_values,
 )
-from lachesis.config.run_config import RunConfig
-from lachesis.config.template_kwargs import check_template_settings
+from lachesis.config.run_config import RunConfig, check_template_settings
 from lachesis.environment_catalog import lookup as discovery
 from lachesis.environment_catalog.scan import ScanResult, scan_environments
 from lachesis.inference_tests import required_test
@@ -42,7 +41,7 @@ from lachesis.prefect_client import refresh, submit
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_schemas import RunResults, RunStatus
-from lachesis.reporting.status import build_run_results, build_run_status, find_log_files
+from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -372,8 +371,7 @@ class LachesisService:
         Raises:
             StorageError: A file cannot be written.
         """
-        from lachesis.web.html import write_charts
-        from lachesis.web.run_report import write_page
+        from lachesis.web.report_file import write_charts, write_page
 
         run_dir, record = self.store.dir(run_id), refresh_health(self.store, self.get_run(run_id))
         folder = target or run_dir.path / "report"

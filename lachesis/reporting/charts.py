@@ -10,8 +10,6 @@ from lachesis.runs.metrics import Step
 
 # Steps of the moving average that is drawn over the single steps.
 SMOOTHING_STEPS = 10
-
-
 TIMING_KEYS = (
     "time/rollouts",
     "time/forward_backward",
@@ -19,8 +17,6 @@ TIMING_KEYS = (
     "time/publish",
     "time/checkpoint",
 )
-
-
 BLUE, ORANGE, GREY = "#2563eb", "#d97706", "#94a3b8"
 MORE_COLOURS = ("#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#b45309")
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from lachesis.base.errors import LachesisError
 from lachesis.monitor.run_health import refresh_newest_health
 from lachesis.prefect_client.refresh import refresh_runs
-from lachesis.reporting.run_summary import RunSummary, summarize_run
+from lachesis.reporting.run_list import RunSummary, summarize_run
 from lachesis.rollouts.groups import GroupTable, read_group_table
 from lachesis.rollouts.parquet_files import list_rollout_files
 from lachesis.runs.metric_samples import read_metric_samples

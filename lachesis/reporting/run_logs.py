@@ -9,7 +9,7 @@ from pathlib import Path
 from lachesis.base.errors import ConfigError, shorten
 from lachesis.base.files import read_last_lines
 from lachesis.base.secrets import redact
-from lachesis.reporting.status import find_log_files
+from lachesis.reporting.run_view import find_log_files
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.record import RunRecord
 

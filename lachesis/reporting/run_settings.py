@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from lachesis.config.field_edits import SECTIONS
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import INFRASTRUCTURE
-from lachesis.reporting.run_summary import EXCLUDED_SETTINGS
+from lachesis.reporting.run_list import EXCLUDED_SETTINGS
 from lachesis.runs.record import RunRecord
 from lachesis.web.wording import format_setting
 

@@ -9,7 +9,7 @@ import socket
 import threading
 
 from lachesis.base.http_guard import load_or_create_token
-from lachesis.web.serving import announce_page_server, run_page_server
+from lachesis.web.server import announce_page_server, run_page_server
 
 
 def _end_with_stdin() -> None:

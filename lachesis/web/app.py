@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import threading
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,24 +16,27 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from lachesis.base.errors import ConfigError, LachesisError, UnknownRunError, UnknownTestError
-from lachesis.base.http_guard import ASGIApp, HttpGuard
+from lachesis.base.errors import (
+    ConfigError,
+    LachesisError,
+    UnknownRunError,
+    UnknownTestError,
+    shorten,
+)
+from lachesis.base.http_guard import ASGIApp, HttpGuard, Scope
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_filter import RunFilter
+from lachesis.reporting.run_list import RunFilter
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.web.compare_routes import COMPARE_ROUTES
+from lachesis.web.comparison_page import COMPARE_ROUTES
 from lachesis.web.curve_routes import CURVE_ROUTES
-from lachesis.web.environment_routes import ENVIRONMENT_ROUTES
-from lachesis.web.event_routes import EVENT_ROUTES, Broadcasts
-from lachesis.web.missing_run import build_missing_run
-from lachesis.web.page_responses import make_page
-from lachesis.web.rollout_routes import ROLLOUT_ROUTES
-from lachesis.web.run_list import build_run_list
-from lachesis.web.run_list_routes import RUN_LIST_ROUTES
+from lachesis.web.environments_page import ENVIRONMENT_ROUTES
+from lachesis.web.live_updates import EVENT_ROUTES, Broadcasts
+from lachesis.web.rendering import get_static_prefix, make_page, make_static_app
+from lachesis.web.rollouts_page import ROLLOUT_ROUTES
+from lachesis.web.run_list_page import RUN_LIST_ROUTES, build_run_list
 from lachesis.web.run_routes import RUN_ROUTES
-from lachesis.web.security_headers import SecurityHeaders
 from lachesis.web.sign_in import SignInGate
-from lachesis.web.static_files import get_static_prefix, make_static_app
 
 
 def create_app(
@@ -120,3 +125,61 @@ def _show_http_error(request: Request, error: Any) -> Response:
         error=text,
         code=f"http_{error.status_code}",
     )
+
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+# The older headers are for browsers that do not know all of the policy.
+HEADERS = [
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+class SecurityHeaders:
+    """Wrap an application and add the headers to all of its answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *HEADERS]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+@dataclass(frozen=True)
+class MissingRun:
+    """Hold what the page about an unknown run shows."""
+
+    run_id: str
+    nearest: RunRecord | None
+    num_runs: int
+
+
+def build_missing_run(cache: RunCache, run_id: str) -> MissingRun:
+    """Return the run whose id or name is nearest to what was asked for, and how many there are."""
+    records = cache.list_records()
+    # A person may have typed the id or the name.
+    names = {record.run_id: record for record in records}
+    names |= {record.name: record for record in records if record.name}
+    matches = difflib.get_close_matches(run_id, list(names), n=1, cutoff=0.5)
+    nearest = names[matches[0]] if matches else None
+    return MissingRun(shorten(run_id, 40), nearest, len(records))

@@ -10,11 +10,16 @@ from starlette.routing import Route
 
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import to_compact_json
-from lachesis.reporting.curve_series import AXES, DEFAULT_MEAN_WIDTH, MEAN_WIDTHS, CurveRequest
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_curves import build_curves
-from lachesis.reporting.run_filter import MAX_COMPARED_RUNS
-from lachesis.web.csv_files import make_csv_response
+from lachesis.reporting.run_curves import (
+    AXES,
+    DEFAULT_MEAN_WIDTH,
+    MEAN_WIDTHS,
+    CurveRequest,
+    build_curves,
+)
+from lachesis.reporting.run_list import MAX_COMPARED_RUNS
+from lachesis.web.rendering import make_csv_response
 
 # More would be a mistake, or an attempt to keep the server busy.
 MAX_METRICS, MAX_POINTS = 200, 4000

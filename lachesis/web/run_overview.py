@@ -12,14 +12,12 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.run_config import RunConfig
 from lachesis.prefect_client.submit import get_run_url
-from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
-from lachesis.reporting.repeat_command import make_repeat_command
+from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps, make_repeat_command
 from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_headline import RunVerdict, Trouble, describe_trouble, describe_verdict
+from lachesis.reporting.run_list import RunSummary, get_model_name
 from lachesis.reporting.run_settings import SettingRow, list_settings
-from lachesis.reporting.run_summary import RunSummary, get_model_name
-from lachesis.reporting.status import estimate_eta_s, find_log_files
-from lachesis.reporting.trouble import Trouble, describe_trouble
-from lachesis.reporting.verdict import RunVerdict, describe_verdict
+from lachesis.reporting.run_view import estimate_eta_s, find_log_files
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
 from lachesis.runs.metrics import Step

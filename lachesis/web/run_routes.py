@@ -8,14 +8,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from lachesis.reporting.marks import choose_mark
 from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_headline import choose_mark
 from lachesis.reporting.run_logs import MAX_LINES, TAIL_LINES, choose_log, find_log, view_log
 from lachesis.reporting.run_settings import list_settings
 from lachesis.web.charts import list_metrics
-from lachesis.web.csv_files import make_csv_response
 from lachesis.web.curve_routes import read_curve_request
-from lachesis.web.page_responses import make_page
+from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.run_overview import build_run_page, list_attempts, list_services, read_config
 
 

@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from lachesis.base.http_guard import ASGIApp, Scope
-from lachesis.web.static_files import get_static_prefix
-from lachesis.web.templates import render_page
+from lachesis.web.rendering import get_static_prefix, render_page
 
 LINK_LIFETIME_S, COOKIE_LIFETIME_S = 600, 30 * 86_400
 SIGN_IN_PATH = "/sign-in"

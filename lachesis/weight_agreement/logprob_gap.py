@@ -26,8 +26,6 @@ FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
 # The weight-sync check allows at least as much between sampler and trainer; see
 # `lachesis.weight_agreement.at_weight_sync`.
 BFLOAT16_TOLERANCE = Tolerance(measure="mean", limit=0.05)
-
-
 # A difference of sampler and trainer was measured on one text; others may differ by this many
 # times as much.
 MEASURED_FACTOR = 3.0

@@ -17,7 +17,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.launch.resume import make_next_attempt_changes
 from lachesis.prefect_client import refresh, submit
-from lachesis.reporting.status import build_run_status
+from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE

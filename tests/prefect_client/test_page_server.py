@@ -17,7 +17,7 @@ import pytest
 from deployments import page_server
 from deployments.page_server import PORT_VARIABLE, PageServer
 from lachesis.supervision.services.ports import reserve_free_ports
-from lachesis.web.serving import find_page_server
+from lachesis.web.server import find_page_server
 from tests.patience import deadline
 
 

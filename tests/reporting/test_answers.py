@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from lachesis.reporting.held_out_answers import read_held_out_groups
-from lachesis.reporting.rollout_answers import build_answers, read_item_facts
+from lachesis.reporting.rollouts import build_answers, read_held_out_groups, read_item_facts
 from lachesis.web.token_text import (
     decode_tokens,
     load_tokenizer,

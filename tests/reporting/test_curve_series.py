@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lachesis.reporting.curve_series import (
+from lachesis.reporting.run_curves import (
     CurveRequest,
     RunCurves,
     average_around,

@@ -20,12 +20,12 @@ from lachesis.cli.commands.run_list import render_runs
 from lachesis.cli.main import main
 from lachesis.cli.terminal import localize_times
 from lachesis.config import run_config as run_config
-from lachesis.monitor import artifact_content
+from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.run_health import refresh_health
 from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import refresh
-from lachesis.reporting.run_summary import summarize_run
-from lachesis.reporting.status import build_run_status
+from lachesis.reporting.run_list import summarize_run
+from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -108,10 +108,10 @@ def test_a_dead_run_has_one_word_everywhere(
     health = answers(capsys, "status", RUN)["health"]
     assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
     record = store.load(RUN)
-    assert artifact_content.build_overview_row(record)["learning"] == "broken"
-    assert artifact_content.build_overview_row(record)["evidence"] == EVIDENCE
-    overview = artifact_content.render_overview([record])
-    assert artifact_content.render_overview([]) == "No runs yet."
+    assert prefect_artifacts.build_overview_row(record)["learning"] == "broken"
+    assert prefect_artifacts.build_overview_row(record)["evidence"] == EVIDENCE
+    overview = prefect_artifacts.render_overview([record])
+    assert prefect_artifacts.render_overview([]) == "No runs yet."
     assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
     assert "broken: " in overview
     page = LachesisService(store.home).write_report(RUN, tmp_path / "report")[0].read_text()
@@ -290,7 +290,7 @@ def test_a_run_that_stands_still_is_nowhere_green(
         assert STALL in shown
         assert "healthy" in shown
         assert "\x1b[32m" not in shown.partition("healthy")[0][-12:]
-    assert artifact_content.build_overview_row(stalled)["stalled in"] == "sampler"
+    assert prefect_artifacts.build_overview_row(stalled)["stalled in"] == "sampler"
     page = service.write_report(RUN, tmp_path / "report")[0].read_text()
     assert "mark good" not in page.partition("<body>")[2]
     assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page

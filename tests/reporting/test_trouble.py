@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lachesis.reporting.trouble import (
+from lachesis.reporting.run_headline import (
     OutcomeRow,
     count_outcomes,
     describe_trouble,
+    describe_verdict,
     find_first_bad_step,
 )
-from lachesis.reporting.verdict import describe_verdict
 from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
 from lachesis.web.charts import SMALL_CHARTS

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from lachesis.reporting.compare_sentence import write_compare_lead
-from lachesis.reporting.comparison import ComparedRun, Comparison
-from lachesis.reporting.marks import choose_mark, needs_a_look
-from lachesis.reporting.run_summary import RunSummary
-from lachesis.reporting.verdict import describe_verdict
+from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
+from lachesis.reporting.run_headline import choose_mark, describe_verdict, needs_a_look
+from lachesis.reporting.run_list import RunSummary
 from lachesis.runs.held_out_results import HeldOutPoint, to_point
 from lachesis.runs.record import RunRecord
 from lachesis.web.wording import (

@@ -17,10 +17,10 @@ from rich.console import Console
 from lachesis.base.errors import StorageError
 from lachesis.cli.commands import run_status, watch
 from lachesis.cli.commands.run_list import render_runs
-from lachesis.monitor import artifact_content
+from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.learning_rules import RunHealth
-from lachesis.reporting.run_summary import summarize_run
-from lachesis.reporting.status import build_run_results, build_run_status
+from lachesis.reporting.run_list import summarize_run
+from lachesis.reporting.run_view import build_run_results, build_run_status
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
     build_held_out_curve,
@@ -35,7 +35,7 @@ from lachesis.runs.held_out_results import (
 )
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import AdditionalEnvironment
-from lachesis.web.run_report import write_page
+from lachesis.web.report_file import write_page
 from tests import records
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
@@ -339,7 +339,7 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     seen = SimpleNamespace(
         record=record, observation=look, health=health, stall=None, budget_shares={}
     )
-    artifact = artifact_content.render_report(seen, steps)  # type: ignore[arg-type]
+    artifact = prefect_artifacts.render_report(seen, steps)  # type: ignore[arg-type]
     assert "## Held-out results" in artifact
     assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
     assert artifact.count("data:image/svg") == 2

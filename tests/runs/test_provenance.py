@@ -22,7 +22,7 @@ from lachesis.runs.provenance import (
     write_provenance,
 )
 from lachesis.runs.store import RunStore
-from lachesis.web.run_report import write_page
+from lachesis.web.report_file import write_page
 from tests.records import make_record
 
 

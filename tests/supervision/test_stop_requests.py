@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from prefect.exceptions import Pause
 
-from flows import final_states, stop_requests, train
-from flows.dead_environments import DeadEnvironmentDetector
+from flows import flow_run_state, stop_requests, train
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
-from lachesis.reporting.status import build_run_status
+from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from tests.patience import POLL_S
 
 RUN = "0123abcd"
@@ -65,7 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
         runtime = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
         monkeypatch.setattr(stop_requests, "runtime", runtime)
-        monkeypatch.setattr(final_states, "runtime", runtime)
+        monkeypatch.setattr(flow_run_state, "runtime", runtime)
         monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
         yield kind
         served.shutdown()

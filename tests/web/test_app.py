@@ -19,8 +19,8 @@ from lachesis.runs.record import PastAttempt
 from lachesis.runs.store import RunStore
 from lachesis.web import sign_in
 from lachesis.web.app import create_app
+from lachesis.web.rendering import get_static_prefix
 from lachesis.web.sign_in import make_sign_in_link
-from lachesis.web.static_files import get_static_prefix
 from tests.web.recorded import BEST, FAILED, LIVING, SCRIPT, SLOW, fill_home
 
 ADDRESS, TOKEN = "http://localhost:8070", "the token of this home"

@@ -13,14 +13,13 @@ import httpx
 import pytest
 import uvicorn
 
-from lachesis.reporting.curve_series import CurveRequest
 from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_curves import CurveRequest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.app import create_app
-from lachesis.web.event_routes import Broadcast, Broadcasts
-from lachesis.web.live_run import LiveRun, LiveRunList
+from lachesis.web.live_updates import Broadcast, Broadcasts, LiveRun, LiveRunList
 from tests.web.recorded import BEST, LIVING, fill_home, make_metrics
 
 NAME = "reward/mean"

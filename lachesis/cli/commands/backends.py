@@ -120,7 +120,7 @@ def install_backend(
         str | None, Parameter(help="the interpreter (default: one that is found)")
     ] = None,
     options: Output = Output(),
-) -> int:
+) -> None:
     """Install the packages of a back end into an environment of its own."""
     if name not in BACKENDS:
         raise ConfigError(
@@ -140,7 +140,6 @@ def install_backend(
         "next": f"lachesis train ENVIRONMENT --profile custom --set backend={backend.name}",
     }
     print_answer(options, answer, make_pairs_table([(name, text) for name, text in answer.items()]))
-    return 0
 
 
 def _find_python(backend: Backend, wanted: str | None) -> str:

@@ -154,7 +154,7 @@ def serve_model(
     *,
     port: Annotated[int, number(PORT, "port to listen on", default=8000)] = 8000,
     options: ServedCheckpoint = ServedCheckpoint(),
-) -> int:
+) -> None:
     """Serve the model until Ctrl-C."""
     check_port(port)
     with _serve(run, options, port=port, token=load_or_create_token()) as endpoint:
@@ -170,7 +170,6 @@ def serve_model(
         sys.stdout.flush()
         # Ctrl-C interrupts the wait; leaving the block ends the processes.
         threading.Event().wait()
-    return 0
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from lachesis.reporting.comparison import (
     compare_runs,
     find_best_run,
 )
-from lachesis.reporting.run_summary import get_model_name
+from lachesis.reporting.run_list import get_model_name
 from lachesis.runs.held_out_results import describe_share
 
 # Columns that the names of the rows and one run take at least.

@@ -58,7 +58,7 @@ def show_environment(
     print_answer(options, description, render_environment(description, show_all=show_all))
 
 
-def install_requirements(environment: EnvironmentName, /, *, options: Output = Output()) -> int:
+def install_requirements(environment: EnvironmentName, /, *, options: Output = Output()) -> None:
     """Install the requirements in the file's header into a folder of their own."""
     found = lookup.find_environment(lookup.register_environment(environment))
     file = Path(found.file_path)
@@ -67,7 +67,7 @@ def install_requirements(environment: EnvironmentName, /, *, options: Output = O
         terminal.print_answer(
             options, {"requirements": []}, f"{file} declares no requirements (PEP 723)"
         )
-        return 0
+        return
     if not options.json:
         terminal.print_note(f"installing {', '.join(dependencies)}")
     folder = requirements.install_requirements(file)
@@ -78,7 +78,6 @@ def install_requirements(environment: EnvironmentName, /, *, options: Output = O
         f"{', '.join(dependencies)} is installed at {folder}, for {found.name} and other "
         f"environments with the same requirements",
     )
-    return 0
 
 
 def create_environment(
@@ -87,7 +86,7 @@ def create_environment(
     *,
     to: Annotated[str, Parameter(metavar="DIR", help="a folder (default: this one)")] = ".",
     options: Output = Output(),
-) -> int:
+) -> None:
     """Write the file of a new environment, which works as it is."""
     file = new_environment.write_scaffold(name, Path(to).expanduser())
     word = shlex.quote(str(file))
@@ -103,7 +102,6 @@ def create_environment(
         ]
     )
     terminal.print_answer(options, {"file": str(file)}, view)
-    return 0
 
 
 def check_environment(
@@ -172,8 +170,6 @@ MAIN_FIELDS = (
     "limits.max_hours",
     "limits.max_tokens",
 )
-
-
 # Fields that Atropos gives every environment, of which few users change one.
 COMMON_FIELDS = frozenset(
     [
@@ -191,8 +187,6 @@ COMMON_FIELDS = frozenset(
         "custom_thinking_prompt",
     ]
 )
-
-
 MAX_VALUE_WIDTH = 18
 
 

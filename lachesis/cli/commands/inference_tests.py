@@ -36,8 +36,7 @@ from lachesis.cli.terminal import (
     print_answer,
 )
 from lachesis.config.field_edits import parse_assignment
-from lachesis.config.run_config import RunConfig
-from lachesis.config.template_kwargs import check_template_settings
+from lachesis.config.run_config import RunConfig, check_template_settings
 from lachesis.environment_catalog.lookup import register_environment
 from lachesis.environment_catalog.scan import Environment
 from lachesis.environment_check.stages import StageChild
@@ -107,7 +106,7 @@ def run_test(
         resolved = call_with_server(
             lambda: service.check_test(launch, test_options),
             terminal.print_note,
-            is_allowed=not options.no_serve,
+            is_forbidden=options.no_serve,
             home=service.store.home,
         )
     except ModelNotFoundError as error:
@@ -235,8 +234,6 @@ def _list_validation_options(options: TestCommandOptions) -> list[str]:
 
 
 SHOWN_STAGES = ("import", "config", "dataset", "model-free check")
-
-
 _STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
 
 

@@ -130,7 +130,7 @@ def build_model(
     steps: Annotated[int, number(NUM_STEPS, "pretraining steps", default=900)] = 900,
     edits: Edits = (),
     options: Output = Output(),
-) -> int:
+) -> None:
     """Build a tiny model, which is pretrained on examples of environments if any are named."""
     if not environments:
         with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
@@ -151,7 +151,6 @@ def build_model(
                 *taught_environments, share=share, steps=steps, progress=advance
             )
     terminal.print_answer(options, {"path": str(path)}, f"the model is at {path}")
-    return 0
 
 
 @Parameter(name="*")

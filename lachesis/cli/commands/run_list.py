@@ -26,13 +26,11 @@ from lachesis.cli.terminal import (
     shorten_middle,
 )
 from lachesis.operations.service import LachesisService
-from lachesis.reporting.run_summary import RunSummary, find_differing_settings, summarize_run
+from lachesis.reporting.run_list import RunSummary, find_differing_settings, summarize_run
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.record import RunRecord, RunStatusName
 
 STATUSES: tuple[str, ...] = get_args(RunStatusName)
-
-
 # Orders of the list, the greatest value first; a run without a value is at the end.
 SORT_VALUES: dict[str, Callable[[RunSummary], Any]] = {
     "created": lambda summary: summary.record.created_at,
@@ -116,8 +114,6 @@ def _sort(summaries: list[RunSummary], key: str) -> list[RunSummary]:
 
 # Lines after the first one of a run are indented by the width of its id.
 INDENT = " " * 10
-
-
 MAX_NAME_WIDTH = 15
 
 

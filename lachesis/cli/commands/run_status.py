@@ -32,7 +32,7 @@ from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import submit
 from lachesis.prefect_client.background_serve import require_server
 from lachesis.reporting.comparison import compare_runs
-from lachesis.reporting.status import count_reward_steps
+from lachesis.reporting.run_view import count_reward_steps
 from lachesis.runs.held_out_results import describe_accuracy, describe_evaluation_faults
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import describe_service_state
@@ -70,7 +70,7 @@ def open_page(
 
 def _find_page(run_id: str) -> str:
     from lachesis.base.http_guard import load_or_create_token
-    from lachesis.web.serving import find_page_server
+    from lachesis.web.server import find_page_server
     from lachesis.web.sign_in import make_sign_in_link
 
     address = find_page_server()
@@ -107,7 +107,7 @@ def report(
     options: Output = Output(),
 ) -> None:
     """Write the report of a run, or the comparison of several, and print its files."""
-    from lachesis.web.compare_report import write_comparison
+    from lachesis.web.report_file import write_comparison
 
     service = LachesisService()
     if len(runs) > 1:

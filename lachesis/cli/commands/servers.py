@@ -46,7 +46,7 @@ def serve(
         ),
     ] = False,
     options: Output = Output(),
-) -> int:
+) -> None:
     """Replace this process by the one that starts the server and the runner, so that it gets the
     signals; with --stop, end those that run.
     """
@@ -56,7 +56,7 @@ def serve(
         if server_info:
             text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
         terminal.print_answer(options, {"stopped": server_info is not None}, text)
-        return 0
+        return
     command = background_serve.make_serve_command(
         *(["--port", str(port)] if port is not None else [])
     )
@@ -66,7 +66,6 @@ def serve(
     )
     os.chdir(paths.project_dir())
     os.execv(command[0], command)
-    return 1
 
 
 @Parameter(name="*")
@@ -91,9 +90,9 @@ def mcp(
             "folder)"
         ),
     ] = None,
-    port: Annotated[int | None, number(PORT, "default: 8090")] = None,
+    port: Annotated[int | None, number(PORT, "port to listen on (default: 8090)")] = None,
     options: Listening = Listening(),
-) -> int:
+) -> None:
     """Serve the tools over MCP: over stdio until stdin is closed, or over HTTP with a token until
     Ctrl-C.
     """
@@ -120,12 +119,12 @@ def mcp(
                 f"Ctrl-C ends it"
             )
         mcp_server.serve_stdio(session_name)
-        return 0
+        return
     host, port = options.host or LOOPBACK, port or 8090
     app = mcp_server.create_app(
         session_name, host=host, token=load_or_create_token(), allowed_hosts=options.allow_host
     )
-    return _run_server(
+    _run_server(
         app,
         host,
         port,
@@ -141,7 +140,7 @@ def api(
     ] = False,
     port: Annotated[int, number(PORT, "port to listen on", default=8080)] = 8080,
     options: Listening = Listening(),
-) -> int:
+) -> None:
     """Serve the tools over HTTP.
 
     A token is required unless --no-token says that any program on this machine may call.
@@ -158,7 +157,7 @@ def api(
         token_note = ""
     else:
         token_note = f", with the bearer token in {describe_token_location()}"
-    return _run_server(
+    _run_server(
         app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
     )
 
@@ -169,16 +168,16 @@ def ui(
         bool,
         Parameter(help="require no token; any program on this machine may read the pages"),
     ] = False,
-    port: Annotated[int | None, number(PORT, "default: 8070")] = None,
+    port: Annotated[int | None, number(PORT, "port to listen on (default: 8070)")] = None,
     options: Listening = Listening(),
-) -> int:
+) -> None:
     """Serve the pages of this home until Ctrl-C, and print the link that opens them.
 
     If they are served already, print a new link to that server.
     """
     from lachesis.base.http_guard import is_loopback, load_or_create_token
     from lachesis.supervision.services.ports import check_port, choose_port
-    from lachesis.web.serving import (
+    from lachesis.web.server import (
         PREFERRED_PORT,
         announce_page_server,
         find_page_server,
@@ -192,7 +191,7 @@ def ui(
         link = make_sign_in_link(running_at, token)
         terminal.print_sentence(f"{link}")
         terminal.print_note("these pages are served already; the link signs a browser in")
-        return 0
+        return
     host = options.host or LOOPBACK
     if no_token:
         _require_loopback(host)
@@ -204,7 +203,6 @@ def ui(
     terminal.print_note("the link signs a browser in for ten minutes; Ctrl-C ends the pages")
     with announce_page_server(address):
         run_page_server(host, port, token, options.allow_host)
-    return 0
 
 
 def _require_loopback(host: str) -> None:
@@ -221,7 +219,7 @@ def _require_loopback(host: str) -> None:
         )
 
 
-def _run_server(app: object, host: str, port: int, description: str) -> int:
+def _run_server(app: object, host: str, port: int, description: str) -> None:
     import uvicorn
 
     from lachesis.base.http_server import ReceiveDeadlineProtocol
@@ -237,7 +235,6 @@ def _run_server(app: object, host: str, port: int, description: str) -> int:
         port=port,
         log_level="warning",
     )
-    return 0
 
 
 def set_webhook(

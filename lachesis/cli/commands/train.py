@@ -43,7 +43,7 @@ from lachesis.launch.resolved_launch import ResolvedLaunch, make_run_record, pre
 from lachesis.operations.server import call_with_server
 from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
-from lachesis.reporting.run_summary import get_model_name
+from lachesis.reporting.run_list import get_model_name
 from lachesis.runs.names_and_tags import check_name, check_note, check_tags
 from lachesis.runs.record import RunRecord
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
@@ -112,7 +112,7 @@ def train(
     resolved = call_with_server(
         lambda: service.check(launch),
         terminal.print_note,
-        is_allowed=not options.no_serve,
+        is_forbidden=options.no_serve,
         home=service.store.home,
     )
     show_warnings(resolved)
@@ -181,7 +181,7 @@ def resume(
     record = call_with_server(
         lambda: service.resume(run, changes, by_owner=True),
         terminal.print_note,
-        is_allowed=not options.no_serve,
+        is_forbidden=options.no_serve,
     )
     return _follow_run(options, service, record)
 

@@ -13,8 +13,6 @@ from lachesis.environment_catalog.requirements import find_interpreter
 from lachesis.models.find_model import is_cached
 
 HOST = "127.0.0.1"
-
-
 # With -P Python does not import modules from the run's folder.
 PYTHON_MODULE_COMMAND = (sys.executable, "-P", "-m")
 

@@ -1,7 +1,7 @@
-"""Say in one sentence how a run went, why that is known, and what can be done next.
+"""Say in one sentence how a run went, with its mark, and what shows its trouble.
 
-The verdict's word is that of the run's record; nothing here judges. A sentence says no more than
-the held-out intervals allow.
+The word is that of the run's record; nothing here judges. A sentence says no more than the held-out
+intervals allow.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.reporting.marks import Mark, choose_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
+from lachesis.web.charts import Chart
 from lachesis.web.inline_svg import IntervalDrawing, draw_interval
 from lachesis.web.wording import format_percent, format_reward
 
@@ -217,3 +218,157 @@ def _end_sentence(text: str) -> str:
     if not text:
         return ""
     return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?", "…")) else ".")
+
+
+# Steps whose rollouts are counted, as many as a judgement looks at.
+COUNTED_STEPS = 20
+MAX_CHARTS = 3
+_SINCE = re.compile(r"\bsince step (\d+)")
+# Curves that stand beside another one because they tell the same story.
+_COMPANIONS = {"raised": "invalid"}
+
+
+@dataclass(frozen=True)
+class OutcomeRow:
+    """Hold how many of the last rollouts ended the same way."""
+
+    name: str
+    count: int
+    share: float
+    """Share of all rollouts of these steps, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Hold what shows why a run needs a look."""
+
+    charts: list[Chart]
+    since: int | None
+    """The step from which on it went wrong, if the judgement names one."""
+    outcomes: list[OutcomeRow]
+    num_steps: int
+    """How many of the last steps the outcomes are of."""
+
+
+def find_first_bad_step(record: RunRecord) -> int | None:
+    """Return the step from which on a run went wrong, if its judgement names one."""
+    if not needs_a_look(record):
+        return None
+    evidence = " ".join(map(str, (record.health or {}).get("evidence", [])))
+    match = _SINCE.search(evidence)
+    return int(match[1]) if match else None
+
+
+def describe_trouble(
+    record: RunRecord,
+    verdict: RunVerdict,
+    charts: Sequence[Chart],
+    steps: Sequence[Step],
+    group_size: int,
+) -> Trouble | None:
+    """Return what shows why a run needs a look; None if it needs none, or nothing shows it.
+
+    Args:
+        record: The run.
+        verdict: What its page says of it.
+        charts: The curves that its page has.
+        steps: Its metrics.
+        group_size: Rollouts of a group.
+    """
+    if not needs_a_look(record) or not steps:
+        return None
+    named = [verdict.lead_chart, *(finding.chart for finding in verdict.findings)]
+    names = [*named, *(_COMPANIONS.get(name, "") for name in named)]
+    shown = [chart for name in dict.fromkeys(names) for chart in charts if chart.name == name]
+    last_steps = steps[-COUNTED_STEPS:]
+    outcomes = count_outcomes(last_steps, group_size)
+    if not shown and len(outcomes) < 2:
+        return None
+    return Trouble(shown[:MAX_CHARTS], find_first_bad_step(record), outcomes, len(last_steps))
+
+
+def count_outcomes(steps: Sequence[Step], group_size: int) -> list[OutcomeRow]:
+    """Return what became of the rollouts of some steps, the most frequent first."""
+    num_scored = _sum(steps, "batch/rollouts")
+    num_right = round(
+        sum(
+            (step.get("train/percent_correct") or 0) * (step.get("batch/rollouts") or 0)
+            for step in steps
+        )
+    )
+    counts = {
+        "right": num_right,
+        "scored 0 or less": num_scored - num_right,
+        "the environment raised": group_size * _sum(steps, "rollouts/raised"),
+        "without a usable score": _sum(steps, "rollouts/invalid"),
+        "left out by the environment": _sum(steps, "rollouts/dropped"),
+    }
+    total = sum(counts.values())
+    rows = [OutcomeRow(name, count, count / total) for name, count in counts.items() if count]
+    return sorted(rows, key=lambda row: row.count, reverse=True)
+
+
+def _sum(steps: Sequence[Step], metric: str) -> int:
+    return round(sum(step.get(metric) or 0 for step in steps))
+
+
+# Verdicts that call for a look at the run.
+ALARMING = ("broken", "suspect", "not learning", "stalled", "failed")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Hold how a verdict is drawn."""
+
+    word: str
+    symbol: str
+    """The name of the shape: full-circle, triangle, square or dashed-circle."""
+    tone: str
+    """The name of the colour: good, warn, bad or none."""
+
+
+_SHAPES = {
+    "healthy": ("full-circle", "good"),
+    "suspect": ("triangle", "warn"),
+    "not learning": ("triangle", "warn"),
+    "stalled": ("triangle", "warn"),
+    "broken": ("square", "bad"),
+    "failed": ("square", "bad"),
+    "works": ("full-circle", "good"),
+    "learnable": ("full-circle", "good"),
+    "too easy": ("triangle", "warn"),
+    "too hard": ("triangle", "warn"),
+}
+
+
+def make_mark(word: str) -> Mark:
+    """Return the mark of a verdict's word; one that says nothing about quality has no colour."""
+    symbol, tone = _SHAPES.get(word, ("dashed-circle", "none"))
+    return Mark(word, symbol, tone)
+
+
+def choose_mark(record: RunRecord) -> Mark:
+    """Return the mark of a run's verdict.
+
+    A run that stands still is stalled, whatever was judged before. One that failed before it could
+    be judged has failed.
+    """
+    if record.stall_text:
+        return make_mark("stalled")
+    if record.status == "failed" and record.learning in ("unknown", "too early"):
+        return make_mark("failed")
+    return make_mark(record.learning)
+
+
+def needs_a_look(record: RunRecord) -> bool:
+    """Return whether the verdict on a run calls for a look at it."""
+    return choose_mark(record).word in ALARMING
+
+
+def explain_mark(record: RunRecord) -> str:
+    """Return in one line why a run needs a look."""
+    if record.stall_text:
+        return record.stall_text
+    if record.status == "failed" and record.error:
+        return record.error.splitlines()[0]
+    return record.evidence or record.status

@@ -1,4 +1,4 @@
-"""Gather what the page of all runs shows: a sentence, the runs that need a look, and the table.
+"""Lay out the list of runs, and serve it as a page and as CSV.
 
 What is the same in all shown rows is said once above the table; a value that differs from that of
 most rows is bold.
@@ -11,14 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from lachesis.base.formatting import format_duration, shorten_count
-from lachesis.reporting.marks import ALARMING, Mark, choose_mark, explain_mark, needs_a_look
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_filter import LETTERS, ROWS_PER_PAGE, RunFilter, select_runs
-from lachesis.reporting.run_summary import RunSummary, find_differing_settings, get_model_name
+from lachesis.reporting.run_headline import ALARMING, Mark, choose_mark, explain_mark, needs_a_look
+from lachesis.reporting.run_list import (
+    LETTERS,
+    ROWS_PER_PAGE,
+    RunFilter,
+    RunSummary,
+    find_differing_settings,
+    get_model_name,
+    select_runs,
+)
 from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.record import RunRecord
 from lachesis.web.inline_svg import IntervalDrawing, Sparkline, draw_interval, draw_sparkline
+from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.wording import count_in_words, format_setting
 
 # Columns of settings that differ; the rest of them is counted below the table.
@@ -275,3 +287,50 @@ def _count_equal_settings(summaries: Sequence[RunSummary]) -> int:
         return 0
     keys = {key for summary in summaries for key in summary.settings}
     return len(keys) - len(find_differing_settings(summaries))
+
+
+def show_run_list(request: Request) -> Response:
+    """Answer with the page of the runs that the address asks for."""
+    cache: RunCache = request.app.state.cache
+    page = build_run_list(cache, RunFilter.from_query(request.query_params))
+    return make_page(request, "runs.html.j2", section="runs", page=page)
+
+
+def download_run_list(request: Request) -> Response:
+    """Answer with all runs that the address asks for as CSV, a column per setting."""
+    cache: RunCache = request.app.state.cache
+    wanted = RunFilter.from_query(request.query_params)
+    records = select_runs(cache.list_records(), wanted, cache.summarize)
+    return make_csv_response("runs.csv", [_make_row(cache.summarize(record)) for record in records])
+
+
+def _make_row(summary: RunSummary) -> dict[str, object]:
+    """Return what is known of one run, with all of its settings."""
+    record, point = summary.record, summary.held_out
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "environment": record.environment,
+        "status": record.status,
+        "health": record.learning,
+        "created_at": record.created_at,
+        "steps": summary.step,
+        "first_reward": summary.reward.get("first"),
+        "last_reward": summary.reward.get("last"),
+        "held_out": point.percent_correct if point else None,
+        "held_out_items": point.items if point else None,
+        "held_out_low": point.low if point else None,
+        "held_out_high": point.high if point else None,
+        "seconds": summary.duration_s,
+        "tokens": summary.tokens,
+        "cost_usd": summary.cost_usd,
+        "tags": " ".join(record.tags),
+        "note": record.note,
+        **summary.settings,
+    }
+
+
+RUN_LIST_ROUTES = [
+    Route("/runs", show_run_list),
+    Route("/runs.csv", download_run_list),
+]

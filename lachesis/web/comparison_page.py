@@ -1,7 +1,4 @@
-"""Gather what the page that compares runs shows: which is best, and what the others did otherwise.
-
-Runs are named by letters in the order of the address; the first one is the baseline.
-"""
+"""Lay out the comparison of runs, and serve it as a page and as CSV."""
 
 from __future__ import annotations
 
@@ -9,18 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from lachesis.base.confidence_intervals import newcombe_interval
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_duration
-from lachesis.reporting.compare_sentence import write_compare_lead
-from lachesis.reporting.comparison import ComparedRun, Comparison
-from lachesis.reporting.marks import Mark, choose_mark
+from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_filter import LETTERS, MAX_COMPARED_RUNS
+from lachesis.reporting.run_headline import Mark, choose_mark
+from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
 from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
 from lachesis.runs.record import RunRecord
 from lachesis.web.charts import COMPARED_CHARTS, Chart
+from lachesis.web.curve_routes import read_curve_request
 from lachesis.web.inline_svg import IntervalDrawing, draw_interval
+from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.wording import format_reward, format_setting
 
 # The width of the axis of held-out results, in units of its picture.
@@ -277,3 +279,40 @@ def _list_commands(runs: Sequence[ComparedRun]) -> list[str]:
         f"lachesis train --like {runs[0].record.run_id} --set seed={max(seeds) + 1}",
         f"lachesis report {run_ids}",
     ]
+
+
+def show_comparison(request: Request) -> Response:
+    """Answer with the comparison of the runs that the address names."""
+    cache: RunCache = request.app.state.cache
+    shows_equal = bool(request.query_params.get("all"))
+    return make_page(
+        request,
+        "compare.html.j2",
+        section="compare",
+        page=build_compare_page(cache, read_run_ids(request), shows_equal=shows_equal),
+        curve_request=read_curve_request(request),
+    )
+
+
+def download_comparison(request: Request) -> Response:
+    """Answer with the settings and results of the runs as CSV, a column per run."""
+    cache: RunCache = request.app.state.cache
+    page = build_compare_page(cache, read_run_ids(request), shows_equal=True)
+    run_ids = [column.record.run_id for column in page.columns]
+    rows = [
+        {"name": row.name, **dict(zip(run_ids, row.values, strict=True))}
+        for row in (*page.settings, *page.equal, *page.results)
+    ]
+    return make_csv_response("comparison.csv", rows)
+
+
+def read_run_ids(request: Request) -> list[str]:
+    """Return the runs that an address names: `runs=a,b`, or `runs=a&runs=b` as forms send it."""
+    texts = request.query_params.getlist("runs")
+    return list(dict.fromkeys(name for text in texts for name in text.split(",") if name))
+
+
+COMPARE_ROUTES = [
+    Route("/compare", show_comparison),
+    Route("/compare.csv", download_comparison),
+]

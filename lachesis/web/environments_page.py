@@ -1,13 +1,13 @@
-"""Gather what the pages of environments and their tests show: verdicts, shares, and examples.
-
-An environment's verdict is that of its newest test of a whole environment; earlier tests, which a
-schedule makes every night, are marks beside it.
-"""
+"""Lay out the environments and their tests, and serve them as pages and as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from lachesis.base.errors import StorageError, shorten
 from lachesis.base.formatting import format_duration
@@ -15,8 +15,10 @@ from lachesis.base.json_text import Json
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.inference_tests.results import read_samples
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, shorten_model_name
-from lachesis.reporting.marks import Mark, make_mark
-from lachesis.reporting.rollout_answers import AnswerColumn, build_answers
+from lachesis.reporting.rollouts import AnswerColumn, build_answers
+from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_headline import Mark, make_mark
+from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.wording import count_in_words
 
 MAX_HISTORY, MAX_EXAMPLES = 30, 6
@@ -314,3 +316,72 @@ def _read_examples(
         ]
         examples.append((str(group.get("prompt")), build_answers(rows, None)))
     return examples
+
+
+def _get_tests(request: Request) -> InferenceTestStore:
+    cache: RunCache = request.app.state.cache
+    return InferenceTestStore(cache.store.home)
+
+
+def show_environments(request: Request) -> Response:
+    """Answer with all environments and the verdicts of their tests."""
+    page = build_environment_list(_get_tests(request))
+    return make_page(request, "environments.html.j2", section="environments", page=page)
+
+
+def download_environments(request: Request) -> Response:
+    """Answer with all environments as CSV."""
+    rows = [
+        {
+            "environment": row.name,
+            "verdict": row.mark.word,
+            "evidence": row.evidence,
+            "tested_at": row.test.created_at if row.test else None,
+            "test_id": row.test.test_id if row.test else None,
+        }
+        for row in build_environment_list(_get_tests(request)).rows
+    ]
+    return make_csv_response("environments.csv", rows)
+
+
+def show_test(request: Request) -> Response:
+    """Answer with one test of an environment."""
+    page = build_test_page(_get_tests(request), request.path_params["test_id"])
+    return make_page(request, "environment_test.html.j2", section="environments", page=page)
+
+
+def download_shares(request: Request) -> Response:
+    """Answer with the shares that one test has measured as CSV, for all of its models."""
+    page = build_test_page(_get_tests(request), request.path_params["test_id"])
+    rows = [
+        {"model": model.name, "verdict": model.mark.word} | asdict(share)
+        for model in page.models
+        for share in model.shares
+    ]
+    return make_csv_response(f"test-{page.test.test_id}.csv", rows)
+
+
+def download_tests(request: Request) -> Response:
+    """Answer with all tests as CSV, the newest first."""
+    rows = [
+        {
+            "test_id": test.test_id,
+            "environment": test.request.environment,
+            "created_at": test.created_at,
+            "status": test.status,
+            "verdict": test.verdict,
+            "models": " ".join(test.request.models),
+            "error": test.error,
+        }
+        for test in _get_tests(request).all()
+    ]
+    return make_csv_response("tests.csv", rows)
+
+
+ENVIRONMENT_ROUTES = [
+    Route("/environments", show_environments),
+    Route("/environments.csv", download_environments),
+    Route("/tests.csv", download_tests),
+    Route("/tests/{test_id}.csv", download_shares),
+    Route("/tests/{test_id}", show_test),
+]

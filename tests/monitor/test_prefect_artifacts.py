@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lachesis.monitor.artifact_content import build_status_rows
 from lachesis.monitor.observe import Observation
+from lachesis.monitor.prefect_artifacts import build_status_rows
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.tick import WatchedRun
 from lachesis.monitor.tick_memory import MonitorMemory

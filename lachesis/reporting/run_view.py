@@ -1,22 +1,23 @@
-"""Build the answers about a run, its status and its results, for every user interface."""
+"""Compute the status and the results of a run for every surface."""
 
 from __future__ import annotations
 
+import json
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from lachesis.base.files import read_last_lines
+from lachesis.base.formatting import format_duration
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
 from lachesis.checkpoints.export_weights import find_weights
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.prices import TokenCounts
 from lachesis.inference_tests.forecast import ActualUsage, Forecast, compare_with_forecast
-from lachesis.reporting.last_steps import summarize_last_steps
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
-from lachesis.reporting.pause import describe_pause
 from lachesis.reporting.run_schemas import (
     LastError,
     QueuePlace,
@@ -335,3 +336,49 @@ def compute_mean_reward(steps: list[Step]) -> float | None:
     if not rewards:
         return None
     return round(float(sum(rewards)) / len(rewards), 4)
+
+
+# Number of last steps whose rollouts make an accuracy, because one step has few prompts.
+NUM_STEPS = 5
+
+
+def summarize_last_steps(steps: Sequence[Step], curve: Sequence[HeldOutPoint]) -> Json:
+    """Return `loss`, `accuracy` and `accuracy_source`; all are known after a step."""
+    if not steps:
+        return {"loss": None, "accuracy": None, "accuracy_source": None}
+    losses = [step["train/loss"] for step in steps if step.get("train/loss") is not None]
+    accuracy = find_newest_accuracy(curve)
+    source = "held-out items"
+    if accuracy is None:
+        shares = [step.get("train/percent_correct") for step in steps[-NUM_STEPS:]]
+        known_shares = [share for share in shares if share is not None]
+        accuracy = round(statistics.fmean(known_shares), 4) if known_shares else None
+        source = "rollouts of training"
+    # Steps whose groups have equal rewards have no loss.
+    return {
+        "loss": losses[-1] if losses else 0.0,
+        "accuracy": accuracy,
+        "accuracy_source": source if accuracy is not None else None,
+    }
+
+
+# A pause that was noted longer ago is over.
+MAX_PAUSE_AGE_S = 30.0
+
+
+def describe_pause(record: RunRecord, run_dir: RunDir) -> str | None:
+    """Return why the Tinker server makes a run wait, and since when, or None."""
+    if record.has_ended:
+        return None
+    try:
+        pause = json.loads(run_dir.server_pause.read_text())
+        last_at, since = float(pause["last_at"]), float(pause["since"])
+        reason, refusals = str(pause["reason"]), int(pause["refusals"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if time.time() - last_at > MAX_PAUSE_AGE_S:
+        return None
+    return (
+        f"the Tinker server makes it wait: {reason} (since {format_duration(last_at - since)}, "
+        f"{refusals} times); it goes on by itself"
+    )

@@ -1,4 +1,4 @@
-"""Gather what the page of a run's rollouts shows: questions, groups, and the opened group."""
+"""Lay out the rollouts of a run with their tokens, and serve them as a page and as CSV."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from lachesis.base.json_text import Json, read_json_lines
-from lachesis.reporting.held_out_answers import HeldOutGroup, read_held_out_groups
-from lachesis.reporting.marks import Mark, choose_mark
-from lachesis.reporting.rollout_answers import AnswerColumn, build_answers, read_item_facts
+from lachesis.reporting.rollouts import (
+    AnswerColumn,
+    HeldOutGroup,
+    build_answers,
+    read_held_out_groups,
+    read_item_facts,
+)
 from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_headline import Mark, choose_mark
 from lachesis.rollouts.groups import (
     Ask,
     GroupOrder,
@@ -22,6 +31,7 @@ from lachesis.rollouts.groups import (
 from lachesis.rollouts.parquet_files import count_deleted_rollouts
 from lachesis.runs.record import RunRecord
 from lachesis.web.inline_svg import average_neighbours
+from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.token_text import load_tokenizer
 from lachesis.web.wording import format_reward
 
@@ -348,3 +358,34 @@ def list_group_rows(cache: RunCache, run_id: str, wanted: RolloutFilter) -> list
         }
         for group in groups
     ]
+
+
+def show_rollouts(request: Request) -> Response:
+    """Answer with the groups of rollouts that the address asks for."""
+    cache: RunCache = request.app.state.cache
+    wanted = RolloutFilter.from_query(request.query_params)
+    page = build_rollout_page(cache, request.path_params["run_id"], wanted)
+    return make_page(
+        request,
+        "rollouts.html.j2",
+        section="runs",
+        tab="rollouts",
+        record=page.record,
+        mark=page.mark,
+        page=page,
+    )
+
+
+def download_groups(request: Request) -> Response:
+    """Answer with all groups that the address asks for as CSV."""
+    cache: RunCache = request.app.state.cache
+    record = cache.load_record(request.path_params["run_id"])
+    wanted = RolloutFilter.from_query(request.query_params)
+    rows = list_group_rows(cache, record.run_id, wanted)
+    return make_csv_response(f"rollouts-{record.run_id}.csv", rows)
+
+
+ROLLOUT_ROUTES = [
+    Route("/runs/{run_id}/rollouts", show_rollouts),
+    Route("/runs/{run_id}/rollouts.csv", download_groups),
+]

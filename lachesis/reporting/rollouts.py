@@ -1,4 +1,4 @@
-"""Show the answers of one group side by side: equal ones once, the worst first."""
+"""Answer questions about rollouts and held-out answers for every surface."""
 
 from __future__ import annotations
 
@@ -8,11 +8,80 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.json_text import Json
-from lachesis.reporting.held_out_answers import EXPECTED_NAMES
+from lachesis.base.reward_values import is_score
 from lachesis.web.token_text import Segment, split_answer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+# Names under which environments write the item, what it expects, and what the model answered.
+PROMPT_NAMES = ("question", "prompt", "problem", "item")
+EXPECTED_NAMES = (
+    "answer", "expected", "target", "solution", "gold", "gold_answer", "label", "ground_truth"
+)  # fmt: skip
+ANSWER_NAMES = ("model_answer", "response", "model_response", "completion", "output")
+
+
+@dataclass(frozen=True)
+class HeldOutGroup:
+    """Hold the answers to one held-out item."""
+
+    number: int
+    """Its place among the items of the evaluation, from 0."""
+    prompt: str
+    expected: str | None
+    answers: list[str]
+    scores: list[float]
+
+    @property
+    def num_right(self) -> int:
+        """Return how many answers are right."""
+        return sum(score > 0 for score in self.scores)
+
+    @property
+    def mean(self) -> float:
+        """Return the mean score."""
+        return sum(self.scores) / len(self.scores)
+
+
+def read_held_out_groups(samples: Sequence[Json], text: str = "") -> list[HeldOutGroup]:
+    """Return the items of an evaluation, those with wrong answers first.
+
+    Args:
+        samples: The lines that the evaluation has kept; those without a score are left out.
+        text: Only items with this text in the prompt or an answer, without regard to case.
+    """
+    groups: dict[str, HeldOutGroup] = {}
+    for sample in samples:
+        prompt = _find_text(sample, PROMPT_NAMES)
+        if prompt is None or not is_score(sample.get("score")):
+            continue
+        group = groups.setdefault(
+            prompt, HeldOutGroup(len(groups), prompt, _find_text(sample, EXPECTED_NAMES), [], [])
+        )
+        group.answers.append(_find_text(sample, ANSWER_NAMES) or "")
+        group.scores.append(float(sample["score"]))
+    lowered_text = text.casefold()
+    matching = [
+        group
+        for group in groups.values()
+        if not lowered_text
+        or any(lowered_text in part.casefold() for part in (group.prompt, *group.answers))
+    ]
+    return sorted(matching, key=lambda group: (group.mean, group.number))
+
+
+def _find_text(sample: Json, names: Sequence[str]) -> str | None:
+    for name in names:
+        if name in sample:
+            return _to_text(sample[name])
+    return None
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
 
 BAR_WIDTH = 96.0
 # Up to so many sampled tokens are drawn large.

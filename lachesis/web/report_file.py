@@ -1,0 +1,355 @@
+"""Write the report of a run, or a comparison, as one HTML file that needs no other.
+
+The page allows exactly its own scripts, by their hashes, and nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from lachesis import __version__
+from lachesis.base.errors import StorageError
+from lachesis.base.files import storage_errors, write_private
+from lachesis.base.json_text import Json, read_json_lines, to_compact_json
+from lachesis.base.timestamps import now_iso
+from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
+from lachesis.reporting.comparison import Comparison
+from lachesis.reporting.rollouts import (
+    AnswerColumn,
+    build_answers,
+    read_held_out_groups,
+    read_item_facts,
+)
+from lachesis.reporting.run_curves import CurveRequest, record_curves
+from lachesis.reporting.run_headline import find_first_bad_step
+from lachesis.reporting.run_list import summarize_run
+from lachesis.reporting.run_schemas import RunResults
+from lachesis.rollouts.groups import GroupQuery, GroupTable, read_group, read_group_table
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import describe_evaluation_faults
+from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.provenance import read_provenance
+from lachesis.runs.record import RunRecord
+from lachesis.web.comparison_page import make_compare_page
+from lachesis.web.rendering import STATIC_FOLDER, render_page
+from lachesis.web.rollouts_page import describe_scores
+from lachesis.web.run_overview import make_run_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Held-out items that are shown, those with wrong answers first.
+MAX_HELD_OUT_ITEMS = 4
+PHASES = ("The beginning", "The middle", "The end")
+
+
+@dataclass(frozen=True)
+class ReportedGroup:
+    """Hold one group of answers."""
+
+    title: str
+    prompt: str
+    expected: str | None
+    answers: list[AnswerColumn]
+    summary: str
+
+
+@dataclass(frozen=True)
+class ReportedPhase:
+    """Hold the groups of a part of the run."""
+
+    title: str
+    groups: list[ReportedGroup]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Hold what the report has and the page has not."""
+
+    held_out_rows: list[list[Any]]
+    failures: str
+    phases: list[ReportedPhase]
+    forecast_rows: list[list[Any]]
+    provenance: list[tuple[str, Any]]
+
+
+def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Path) -> None:
+    """Write the report of a run.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    steps = MetricsFile(run_dir.metrics).read()
+    page = make_run_page(record, run_dir, steps, summarize_run(record, run_dir))
+    charts = [*([page.charts.main] if page.charts.main else []), *page.charts.small]
+    metrics = [metric for chart in charts for metric in chart.metrics]
+    checkpoints = [row.step for row in page.checkpoints]
+    curves = record_curves(
+        steps, metrics, results.held_out_curve, checkpoints, find_first_bad_step(record)
+    )
+    provenance = list_provenance(record, run_dir)
+    report = RunReport(
+        held_out_rows=list_held_out_results(results),
+        failures=describe_evaluation_faults(results.evaluation or {}),
+        phases=_list_phases(run_dir),
+        forecast_rows=list_forecast(results),
+        provenance=[row for row in provenance if row[1] not in (None, "")],
+    )
+    write_report_file(file, "run_report.html.j2", {record.run_id: curves}, page=page, report=report)
+
+
+def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:
+    """Return the worst and the best group of each third of the run, then held-out answers."""
+    phases = []
+    try:
+        table = read_group_table(run_dir.rollouts)
+        phases = _list_trained_phases(run_dir, table)
+    except StorageError:
+        # The other parts of the report are still worth reading.
+        phases = []
+    for when in ("before", "after"):
+        samples = read_json_lines(run_dir.evaluation / when / "samples.jsonl")
+        groups = [
+            ReportedGroup(
+                "Held-out item",
+                group.prompt,
+                group.expected,
+                _make_answers(group.answers, group.scores),
+                describe_scores(group.scores),
+            )
+            for group in read_held_out_groups(samples)[:MAX_HELD_OUT_ITEMS]
+        ]
+        if groups:
+            phases.append(ReportedPhase(f"Held-out answers {when} training, the worst", groups))
+    return phases
+
+
+def _list_trained_phases(run_dir: RunDir, table: GroupTable) -> list[ReportedPhase]:
+    if not table.num_groups:
+        return []
+    steps = table.frame["step"]
+    first, last = int(steps.min()), int(steps.max())  # type: ignore[arg-type]
+    bounds = [first + (last - first + 1) * part // len(PHASES) for part in range(len(PHASES) + 1)]
+    phases = []
+    for title, start, end in zip(PHASES, bounds, bounds[1:], strict=False):
+        query = GroupQuery(first_step=start, last_step=end - 1, order="worst", limit=10**6)
+        groups, _ = table.find(query)
+        # Only those that could be scored are the worst or the best.
+        scored = [group for group in groups if group.mean is not None]
+        chosen = [scored[0], scored[-1]] if len(scored) > 1 else scored
+        shown = [_read_group(run_dir, group.step, group.group) for group in chosen]
+        if shown:
+            name = f"{title}, steps {start} to {end - 1}: the worst and the best group"
+            phases.append(ReportedPhase(name, shown))
+    return phases
+
+
+def _read_group(run_dir: RunDir, step: int, number: int) -> ReportedGroup:
+    rows = read_group(run_dir.rollouts, step, number)
+    prompt = rows[0]["prompt"] or ""
+    return ReportedGroup(
+        f"Step {step:,}",
+        prompt,
+        read_item_facts(rows[0]["item"], prompt)[0],
+        build_answers(rows, None),
+        describe_scores([row["score"] for row in rows]),
+    )
+
+
+def _make_answers(texts: Sequence[str], scores: Sequence[float]) -> list[AnswerColumn]:
+    rows = [
+        {"answer": text, "score": score, "advantage": None, "outcome": "", "reason": None}
+        for text, score in zip(texts, scores, strict=True)
+    ]
+    return build_answers(rows, None)
+
+
+CHARTS: dict[str, Callable[[Sequence[Step], RunResults], Figure]] = {
+    "reward": draw_reward,
+    "learning": draw_learning,
+    "timing": draw_timing,
+}
+
+
+def write_charts(run_dir: RunDir, results: RunResults, target: Path) -> list[Path]:
+    """Write one PNG per chart to a folder, and return the files.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    steps = MetricsFile(run_dir.metrics).read()
+    files = []
+    with storage_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+        for name, draw in CHARTS.items() if steps else ():
+            files.append(target / f"{name}.png")
+            draw(steps, results).savefig(files[-1], dpi=120)
+    return files
+
+
+def list_provenance(record: RunRecord, run_dir: RunDir) -> list[tuple[str, Any]]:
+    """Return what the run is made of: command, code, model, data, packages and machine."""
+    provenance = read_provenance(run_dir)
+    if provenance is None:
+        return []
+    machine = provenance["machine"]
+    sources = provenance["environments"].items()
+    model = provenance["model"]
+    return [
+        ("command", provenance["command"]),
+        ("seed", record.seed),
+        ("Lachesis", _describe_version(provenance["lachesis"])),
+        *((f"code of {name}", _describe_version(source)) for name, source in sources),
+        ("model", model.get("revision") or _get_file_name(model.get("folder"))),
+        *((f"data {_get_file_name(file)}", digest) for file, digest in provenance["data"].items()),
+        ("packages", ", ".join(" ".join(item) for item in provenance["packages"].items())),
+        ("Python", machine["python"]),
+        (
+            "machine",
+            f"{machine['cpu_cores']} cores, {machine['memory_gb']} GB, {machine['system']}",
+        ),
+        ("GPUs", ", ".join(machine["gpus"])),
+    ]
+
+
+def _get_file_name(path: str | None) -> str:
+    """Return the last part of a path: where a file lies on a machine is nobody's concern."""
+    return Path(path).name if path else ""
+
+
+def _describe_version(source: Json) -> str:
+    """Return the file or the version, and the git commit with whether it was changed."""
+    place = _get_file_name(source.get("file")) or str(source.get("version"))
+    if "commit" not in source:
+        return place
+    changed = ", with changes that are not committed" if source["changed"] else ""
+    return f"{place}, commit {source['commit'][:12]}{changed}"
+
+
+def list_held_out_results(results: RunResults) -> list[list[Any]]:
+    """Return a row per held-out result: step, share, items, and interval."""
+    rows: list[list[Any]] = []
+    for point in results.held_out_curve:
+        interval = ""
+        if point.low is not None and point.high is not None:
+            interval = f"{point.low:.3f} to {point.high:.3f}"
+        rows.append([point.step, f"{point.percent_correct:.3f}", point.items, interval])
+    return rows
+
+
+def list_forecast(results: RunResults) -> list[list[Any]]:
+    """Return a row per quantity of the forecast, beside what the run has taken."""
+    forecast, actual = results.forecast or {}, results.actual or {}
+    quantities = {
+        "tokens": ("tokens", 1, sum(actual.get("tokens", {}).values())),
+        "hours": ("minutes of training", 60, actual.get("training_hours")),
+        "cost_usd": ("US dollars", 1, actual.get("cost_usd")),
+    }
+    rows = []
+    for key, (title, factor, actual_value) in quantities.items():
+        if not (forecast_range := forecast.get(key)):
+            continue
+        actual_text = "" if actual_value is None else _format_number(actual_value * factor)
+        low = _format_number(forecast_range["low"] * factor)
+        high = _format_number(forecast_range["high"] * factor)
+        rows.append([title, f"{low} to {high}", actual_text, actual.get("ratio", {}).get(key, "")])
+    return rows
+
+
+def _format_number(number: float) -> str:
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
+
+
+STYLES = ("vendor/uPlot.min.css", "frame.css", "parts.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js")
+
+
+@dataclass(frozen=True)
+class ReportAssets:
+    """Hold what a report carries with it; all of it is written by this program."""
+
+    theme: Markup
+    styles: Markup
+    scripts: Markup
+    data: Markup
+    script_sources: Markup
+    """The hashes of the scripts for the policy of the page."""
+
+
+def make_report_assets(data: Json) -> ReportAssets:
+    """Return the assets of a report with the data of its curves."""
+    theme = _read("theme.js")
+    scripts = "\n".join(map(_read, SCRIPTS))
+    # In JSON the sign can be escaped, so that no text of a run ends the element.
+    text = to_compact_json(data).replace("<", "\\u003c")
+    sources = " ".join(f"'sha256-{_compute_hash(script)}'" for script in (theme, scripts))
+    return ReportAssets(
+        Markup(theme),
+        Markup("\n".join(map(_read, STYLES))),
+        Markup(scripts),
+        Markup(text),
+        Markup(sources),
+    )
+
+
+def write_report_file(file: Path, template: str, data: Json, **values: object) -> None:
+    """Write a page that is one file.
+
+    Args:
+        file: The file to write.
+        template: The template of the page.
+        data: The curves of each run by its id; see `lachesis.reporting.run_curves`.
+        values: What the template shows.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    text = render_page(
+        template,
+        is_report=True,
+        assets=make_report_assets(data),
+        # Nothing of a report has an address.
+        address=lambda **changes: "#",
+        curve_request=CurveRequest(),
+        version=__version__,
+        written_at=now_iso(),
+        **values,
+    )
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Written atomically, because somebody may be reading the previous page.
+        write_private(file, text)
+
+
+def _read(name: str) -> str:
+    return (STATIC_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _compute_hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def write_comparison(comparison: Comparison, file: Path) -> None:
+    """Write the page that compares runs.
+
+    Raises:
+        ArgumentsError: There are more runs than a page can tell apart.
+        StorageError: The file cannot be written.
+    """
+    page = make_compare_page(comparison)
+    metrics = [metric for chart in page.charts for metric in chart.metrics]
+    data = {
+        run.record.run_id: record_curves(run.steps, metrics, run.curve, [])
+        for run in comparison.runs
+    }
+    write_report_file(file, "compare_report.html.j2", data, page=page)
