@@ -218,16 +218,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Lets `demo` end the processes that it has started.
     signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
-        if not words:
-            raise ArgumentsError("a command is missing; `lachesis --help` lists the commands")
-        return app(words) or 0
+        return app(words or ["--help"]) or 0
     except CycloptsError as error:
-        _print_usage_error(_describe_usage_error(error, words), as_json=as_json)
-        raise SystemExit(2) from None
+        problem = ArgumentsError(_describe_usage_error(error, words))
+        raise SystemExit(_print_error(problem, as_json=as_json, exit_code=2)) from None
     except LachesisError as error:
-        if not words:
-            _print_usage_error(str(error), as_json=as_json)
-            raise SystemExit(2) from None
         return _print_error(error, as_json=as_json)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -276,16 +271,7 @@ def _describe_unknown_command(words: Sequence[str]) -> str:
     return f"{word!r} is not known{suggest(word, commands)}; `lachesis --help` lists the commands"
 
 
-def _print_usage_error(message: str, *, as_json: bool) -> None:
-    if as_json:
-        from lachesis.base.json_text import error_to_payload
-
-        print(json.dumps(error_to_payload(ArgumentsError(message)), indent=2))
-    else:
-        print(f"lachesis: {message}", file=sys.stderr)
-
-
-def _print_error(error: LachesisError, *, as_json: bool) -> int:
+def _print_error(error: LachesisError, *, as_json: bool, exit_code: int = 1) -> int:
     if as_json:
         from lachesis.base.json_text import error_to_payload
 
@@ -294,7 +280,7 @@ def _print_error(error: LachesisError, *, as_json: bool) -> int:
         from lachesis.cli import terminal
 
         terminal.print_sentence(f"{error.code}: {error}", terminal.stderr_console)
-    return 1
+    return exit_code
 
 
 def _raise_interrupt(*_: object) -> None:

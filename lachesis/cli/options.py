@@ -6,13 +6,14 @@ The annotations are no strings here: cyclopts reads them from modules that inher
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from cyclopts import Parameter, Token
 
 from lachesis.base.argparse_types import NUM_STEPS, SEED
 from lachesis.config.installation_settings import get_default_profile
 
+T = TypeVar("T")
 DEFAULT_PROFILE = get_default_profile()
 MODEL_HELP = (
     "base model: a Hugging Face name, a folder or tiny (default: a tiny model that was pretrained "
@@ -91,16 +92,20 @@ Edits = Annotated[
 ]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options_class(cls: type[T]) -> type[T]:
+    """Make a class whose fields are options; a command has those of its parameter `options`."""
+    return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
+
+
+@options_class
 class Output:
     """How an answer is printed."""
 
     json: Annotated[bool, Parameter(help="print JSON for a program")] = False
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ServeOptions(Output):
     """Options of commands that need the Prefect server."""
 
@@ -113,8 +118,7 @@ class ServeOptions(Output):
     ] = False
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class FollowOptions(ServeOptions):
     """Options of commands that start a run."""
 
@@ -123,8 +127,7 @@ class FollowOptions(ServeOptions):
     ] = False
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class LaunchOptions:
     """Options that say what is trained and how."""
 

@@ -27,7 +27,6 @@ from lachesis.cli.main import GROUPS, NOUNS, main
         (["train", "sums", "--steps"], "--steps"),
         (["compare", "a", "b", "--html", "f"], "--html"),
         (["runs", "--limit", "0"], "'0'; allowed: a whole number from 1"),
-        ([], "a command is missing; `lachesis --help` lists the commands"),
     ],
 )
 def test_a_mistake_names_what_is_allowed(
@@ -54,7 +53,7 @@ def test_every_command_is_in_the_help_and_has_a_function(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["--help"]) == 0
+    assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     for title, commands in GROUPS.items():

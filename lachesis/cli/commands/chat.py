@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated
 
 import httpx
@@ -17,7 +16,7 @@ from lachesis.base.errors import ArgumentsError, EngineRequestError
 from lachesis.base.http_guard import describe_token_location, load_or_create_token
 from lachesis.base.json_text import Json
 from lachesis.cli import terminal
-from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, number
+from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, number, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import adopt_profile_keys
 from lachesis.config.run_config import RunConfig
@@ -30,8 +29,7 @@ ANSWER_TIMEOUT_S = 600.0
 END_WORDS = ("/exit", "/quit")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ServedCheckpoint(Output):
     """Which weights of a run are served."""
 
@@ -44,8 +42,7 @@ class ServedCheckpoint(Output):
     ] = "last"
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class AnswerOptions(ServedCheckpoint):
     """How the model answers."""
 
@@ -61,14 +58,6 @@ class AnswerOptions(ServedCheckpoint):
     )
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class AskOptions(AnswerOptions):
-    """Options of `lachesis ask`."""
-
-    samples: Annotated[int, number(GROUP_SIZE, "answers", "--samples", "-n", default=1)] = 1
-
-
 def ask(
     run: Run,
     question: Annotated[
@@ -77,7 +66,8 @@ def ask(
     ],
     /,
     *,
-    options: AskOptions = AskOptions(),
+    samples: Annotated[int, number(GROUP_SIZE, "answers", "--samples", "-n", default=1)] = 1,
+    options: AnswerOptions = AnswerOptions(),
 ) -> None:
     """Print the model's answers to one question.
 
@@ -89,7 +79,7 @@ def ask(
         raise ArgumentsError("the question is empty; give a text, or - to read the standard input")
     with _serve(run, options) as endpoint:
         messages = [{"role": "user", "content": question}]
-        answers = complete(endpoint, messages, options, samples=options.samples)
+        answers = complete(endpoint, messages, options, samples=samples)
     answer = {
         "run_id": run,
         "step": endpoint.step,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
 from lachesis.checkpoints import export_weights, push_to_hub
 from lachesis.cli.commands import run_status
-from lachesis.cli.options import CHECKPOINT_HELP, Output, Run
+from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import adopt_profile_keys
 from lachesis.config.run_config import RunConfig
@@ -22,8 +21,7 @@ from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ExportOptions(Output):
     """Options of `lachesis export`."""
 

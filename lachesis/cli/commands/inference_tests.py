@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +26,7 @@ from lachesis.cli.options import (
     Profile,
     ServeOptions,
     number,
+    options_class,
 )
 from lachesis.cli.terminal import (
     STATUS_STYLES,
@@ -57,8 +58,7 @@ if TYPE_CHECKING:
     from lachesis.inference_tests.store import InferenceTest
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TestCommandOptions(ServeOptions):
     """Options of `lachesis test`, and the environment."""
 

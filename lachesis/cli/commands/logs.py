@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from lachesis.base.argparse_types import NUM_LINES
-from lachesis.cli.options import Output, Run, number
+from lachesis.cli.options import Output, Run, number, options_class
 from lachesis.operations.service import LachesisService
 from lachesis.runs.folder import shorten_service_name
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class LogOptions(Output):
     """Options of `lachesis logs`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -13,7 +12,7 @@ from lachesis.base import paths
 from lachesis.base.argparse_types import LORA_RANK, NUM_STEPS, NUM_TOKENS
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.cli import terminal
-from lachesis.cli.options import DEFAULT_PROFILE, Edits, Output, Profile, number
+from lachesis.cli.options import DEFAULT_PROFILE, Edits, Output, Profile, number, options_class
 from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
 from lachesis.config.field_edits import parse_assignment
 from lachesis.config.profiles import check_embedded
@@ -153,8 +152,7 @@ def build_model(
     terminal.print_answer(options, {"path": str(path)}, f"the model is at {path}")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class MemoryOptions(Output):
     """Options of `lachesis model memory`."""
 

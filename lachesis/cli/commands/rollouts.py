@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -12,7 +12,7 @@ from rich.text import Text
 from lachesis.base.argparse_types import NUM_ROLLOUTS
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
-from lachesis.cli.options import Output, Run, number
+from lachesis.cli.options import Output, Run, number, options_class
 from lachesis.cli.terminal import make_pairs_table, print_answer
 from lachesis.operations.service import LachesisService
 from lachesis.rollouts.search import FoundRollouts, RolloutQuery, describe_found, find_rollouts
@@ -22,8 +22,7 @@ _OUTCOME_STYLES = {"trained": "green", "invalid": "red", "dropped": "red", "refu
 MAX_SHOWN_CHARACTERS = 2000
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RolloutOptions(Output):
     """Options of `lachesis rollouts`."""
 

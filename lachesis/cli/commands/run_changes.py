@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,7 +11,7 @@ from lachesis.base import waiting
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_bytes
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.cli.options import Output, Run, Runs
+from lachesis.cli.options import Output, Run, Runs, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.operations.service import LachesisService
 from lachesis.runs.names_and_tags import edit_labels
@@ -21,8 +20,7 @@ from lachesis.runs.removal import measure_run, remove_run, require_removable
 from lachesis.runs.store import RunStore
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class EditOptions(Output):
     """Options of `lachesis edit`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,7 +15,7 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_duration
 from lachesis.base.json_text import Json
 from lachesis.cli import terminal
-from lachesis.cli.options import Output, number
+from lachesis.cli.options import Output, number, options_class
 from lachesis.cli.terminal import (
     HEALTH_STYLES,
     STATUS_STYLES,
@@ -41,8 +40,7 @@ SORT_VALUES: dict[str, Callable[[RunSummary], Any]] = {
 }
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ListOptions(Output):
     """Options of `lachesis runs`."""
 

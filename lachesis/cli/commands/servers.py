@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -13,7 +12,7 @@ from lachesis.base import paths
 from lachesis.base.argparse_types import PORT
 from lachesis.base.errors import ConfigError, MissingDependencyError
 from lachesis.cli import terminal
-from lachesis.cli.options import Output, number
+from lachesis.cli.options import Output, number, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import list_missing_modules
 from lachesis.prefect_client import background_serve
@@ -57,9 +56,7 @@ def serve(
             text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
         terminal.print_answer(options, {"stopped": server_info is not None}, text)
         return
-    command = background_serve.make_serve_command(
-        *(["--port", str(port)] if port is not None else [])
-    )
+    command = background_serve.make_serve_command(*(("--port", str(port)) if port else ()))
     terminal.print_note(
         "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
         "both"
@@ -68,8 +65,7 @@ def serve(
     os.execv(command[0], command)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class Listening(Output):
     """Where a server listens."""
 
@@ -149,14 +145,13 @@ def api(
     from lachesis.base.http_guard import describe_token_location, load_or_create_token
 
     host = options.host or LOOPBACK
+    token, token_note = None, ""
     if no_token:
         _require_loopback(host)
-    token = None if no_token else load_or_create_token()
-    app = http_routes.create_app(host=host, token=token, allowed_hosts=options.allow_host)
-    if no_token:
-        token_note = ""
     else:
+        token = load_or_create_token()
         token_note = f", with the bearer token in {describe_token_location()}"
+    app = http_routes.create_app(host=host, token=token, allowed_hosts=options.allow_host)
     _run_server(
         app, host, port, f"HTTP service at http://{host}:{port}, its page at /docs{token_note}"
     )
@@ -188,8 +183,7 @@ def ui(
     token = None if no_token else load_or_create_token()
     running_at = find_page_server()
     if running_at and not (port or options.host):
-        link = make_sign_in_link(running_at, token)
-        terminal.print_sentence(f"{link}")
+        terminal.print_sentence(make_sign_in_link(running_at, token))
         terminal.print_note("these pages are served already; the link signs a browser in")
         return
     host = options.host or LOOPBACK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ from lachesis.cli.options import (
     Output,
     Run,
     StartFrom,
+    options_class,
 )
 from lachesis.cli.terminal import format_forecast, make_lines, make_pairs_table, print_answer
 from lachesis.config.field_edits import parse_assignment
@@ -53,8 +54,7 @@ if TYPE_CHECKING:
     from lachesis.supervision.services.plan import ServicePlan
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrainOptions(LaunchOptions, FollowOptions):
     """Options of `lachesis train`."""
 
@@ -81,8 +81,7 @@ class TrainOptions(LaunchOptions, FollowOptions):
     ] = False
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ConfigOptions(LaunchOptions, Output):
     """Options of `lachesis config`."""
 
