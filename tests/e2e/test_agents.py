@@ -65,9 +65,8 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
             "three drafts"
         )
         assert len(set(runs.values())) == 3
-        assert call("http", "rl_start_training")["run_id"] == runs["http"], (
-            "a repeated call starts nothing"
-        )
+        again = call("http", "rl_start_training", idempotency_key="http")
+        assert again["run_id"] == runs["http"], "a repeated call starts nothing"
         fourth = call("http", "rl_start_training", idempotency_key="one more")
         assert fourth["queue"] == {"place": 1, "running": fourth["queue"]["running"], "limit": 3}
         assert call("http", "rl_check_status", run_id=fourth["run_id"])["queue"]["place"] == 1
@@ -95,7 +94,7 @@ def _start(call: Callable[..., Any], transport: str, are_ready: threading.Barrie
     for field, value in SETTINGS[transport].items():
         call(transport, "rl_edit_config", field=field, value=value)
     are_ready.wait()
-    answer: Json = call(transport, "rl_start_training")
+    answer: Json = call(transport, "rl_start_training", idempotency_key=transport)
     assert answer["status"] == "starting"
     return answer
 
