@@ -145,6 +145,7 @@ GROUPS: dict[str, list[tuple[str, str, str, str]]] = {
          "lachesis notifications rm"),
     ],
 }  # fmt: skip
+COMMANDS = [words for commands in GROUPS.values() for words, *_ in commands]
 NOUNS = {
     "env": "Find environments, create one of your own, or check one.",
     "model": "Find models that can be trained, or build a tiny one.",
@@ -241,8 +242,9 @@ def _describe_usage_error(error: CycloptsError, words: Sequence[str]) -> str:
     """Return what is wrong with the words, with the nearest right one."""
     if isinstance(error, UnknownCommandError):
         return _describe_unknown_command(words)
-    known = {command for commands in GROUPS.values() for command, *_ in commands}
-    command = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+    command = " ".join(words[:2])
+    if command not in COMMANDS:
+        command = words[0]
     if isinstance(error, MissingArgumentError) and error.argument and not error.tokens_so_far:
         problem = f"{error.argument.name} is missing"
     elif isinstance(error, UnusedCliTokensError):
@@ -256,18 +258,12 @@ def _describe_unknown_command(words: Sequence[str]) -> str:
     """Return which command, or which verb of a noun, is meant by a word that is none."""
     word = words[0]
     if word in NOUNS:
-        prefix = f"{word} "
-        verbs = [
-            command.removeprefix(prefix)
-            for commands in GROUPS.values()
-            for command, *_ in commands
-            if command.startswith(prefix)
-        ]
+        verbs = [command.split()[1] for command in COMMANDS if command.startswith(f"{word} ")]
         verb = next((word for word in words[1:] if not word.startswith("-")), "")
         return f"`{word} {verb}` is not known{suggest(verb, verbs)}; allowed: {', '.join(verbs)}"
     if word in OTHER_WORDS:
         return f"{word!r} is not known; use `lachesis {OTHER_WORDS[word]}`"
-    commands = [command.split()[0] for group in GROUPS.values() for command, *_ in group]
+    commands = [command.split()[0] for command in COMMANDS]
     return f"{word!r} is not known{suggest(word, commands)}; `lachesis --help` lists the commands"
 
 

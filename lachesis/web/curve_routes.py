@@ -42,13 +42,13 @@ def read_curve_request(request: Request) -> CurveRequest:
 def send_curves(request: Request) -> Response:
     """Answer with the curves of some metrics of some runs."""
     cache: RunCache = request.app.state.cache
-    wanted = read_curve_request(request)
+    curve_request = read_curve_request(request)
     metrics = _split(request, "metrics", MAX_METRICS)
     runs = {
-        run_id: build_curves(cache, run_id, metrics, wanted)
+        run_id: build_curves(cache, run_id, metrics, curve_request)
         for run_id in _split(request, "runs", MAX_COMPARED_RUNS)
     }
-    answer = {"axis": wanted.axis, "mean": wanted.mean_width, "runs": runs}
+    answer = {"axis": curve_request.axis, "mean": curve_request.mean_width, "runs": runs}
     headers = {"Cache-Control": "no-store"}
     return Response(to_compact_json(answer), media_type="application/json", headers=headers)
 

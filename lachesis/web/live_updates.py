@@ -253,10 +253,10 @@ def stream_run(request: Request) -> Response:
     """Answer with the events of one run: new steps, and parts of its page that have changed."""
     cache: RunCache = request.app.state.cache
     record = cache.load_record(request.path_params["run_id"])
-    wanted = read_curve_request(request)
+    curve_request = read_curve_request(request)
     metrics = tuple(filter(None, request.query_params.get("metrics", "").split(",")))
-    key = (record.run_id, wanted.axis, wanted.mean_width, metrics)
-    source = LiveRun(cache, record.run_id, metrics, wanted)
+    key = (record.run_id, curve_request.axis, curve_request.mean_width, metrics)
+    source = LiveRun(cache, record.run_id, metrics, curve_request)
     return _make_stream(request, key, source, RUN_INTERVAL_S)
 
 

@@ -149,7 +149,7 @@ class RolloutPage:
     num_deleted: int
 
 
-def build_rollout_page(cache: RunCache, run_id: str, wanted: RolloutFilter) -> RolloutPage:
+def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilter) -> RolloutPage:
     """Return the page of a run's rollouts.
 
     Raises:
@@ -157,22 +157,24 @@ def build_rollout_page(cache: RunCache, run_id: str, wanted: RolloutFilter) -> R
         StorageError: The rollouts cannot be read.
     """
     record, run_dir = cache.load_record(run_id), cache.store.dir(run_id)
-    table = cache.read_group_table(run_id, wanted.text)
-    groups, num_matching = table.find(wanted.query)
+    table = cache.read_group_table(run_id, rollout_filter.text)
+    groups, num_matching = table.find(rollout_filter.query)
     held_out = {
         when: read_held_out_groups(
-            read_json_lines(run_dir.evaluation / when / "samples.jsonl"), wanted.text
+            read_json_lines(run_dir.evaluation / when / "samples.jsonl"), rollout_filter.text
         )
         for when in ("before", "after")
     }
-    opened = _open_group(cache, record, table, groups, held_out, wanted)
+    opened = _open_group(cache, record, table, groups, held_out, rollout_filter)
     lead, lead_rest = _write_lead(table, held_out["after"])
     return RolloutPage(
         record=record,
         mark=choose_mark(record),
         lead=lead,
         lead_rest=lead_rest,
-        questions=[(ask, title, table.count(ask, wanted.query)) for ask, title in QUESTIONS],
+        questions=[
+            (ask, title, table.count(ask, rollout_filter.query)) for ask, title in QUESTIONS
+        ],
         groups=groups,
         num_matching=num_matching,
         num_groups=table.num_groups,
@@ -183,9 +185,9 @@ def build_rollout_page(cache: RunCache, run_id: str, wanted: RolloutFilter) -> R
         num_more_before=max(0, len(held_out["before"]) - HELD_OUT_SHOWN),
         environments=table.list_values("environment"),
         reasons=table.list_values("reason"),
-        strip=_draw_strip(cache.read_reward_samples(run_id), wanted.opened),
+        strip=_draw_strip(cache.read_reward_samples(run_id), rollout_filter.opened),
         opened=opened,
-        filter=wanted,
+        filter=rollout_filter,
         num_deleted=count_deleted_rollouts(run_dir.rollouts),
     )
 
@@ -215,10 +217,10 @@ def _open_group(
     table: GroupTable,
     groups: Sequence[RolloutGroup],
     held_out: Mapping[str, Sequence[HeldOutGroup]],
-    wanted: RolloutFilter,
+    rollout_filter: RolloutFilter,
 ) -> OpenedGroup | None:
     """Return the group that the address names, or the first one of the list."""
-    name = wanted.opened or (f"{groups[0].step}-{groups[0].group}" if groups else "")
+    name = rollout_filter.opened or (f"{groups[0].step}-{groups[0].group}" if groups else "")
     when, _, number = name.partition("-")
     if when in held_out and number.isdecimal():
         return _open_held_out(held_out[when], when, int(number))
@@ -226,7 +228,7 @@ def _open_group(
         return None
     # Previous and next are those of the list as it is filtered.
     names = [f"{group.step}-{group.group}" for group in groups]
-    return _open_trained(cache, record, table, name, names, wanted)
+    return _open_trained(cache, record, table, name, names, rollout_filter)
 
 
 def _open_trained(
@@ -235,7 +237,7 @@ def _open_trained(
     table: GroupTable,
     name: str,
     names: Sequence[str],
-    wanted: RolloutFilter,
+    rollout_filter: RolloutFilter,
 ) -> OpenedGroup | None:
     """Return a group of a training step; `names` are those of the listed groups."""
     when, _, number = name.partition("-")
@@ -253,7 +255,7 @@ def _open_trained(
         prompt=prompt,
         expected=expected,
         facts=facts,
-        answers=build_answers(rows, tokenizer, by_difference=wanted.by_difference),
+        answers=build_answers(rows, tokenizer, by_difference=rollout_filter.by_difference),
         summary=describe_scores([row["score"] for row in rows]),
         item_key=item_key,
         timeline=_list_timeline(table, item_key),
@@ -341,10 +343,10 @@ def _draw_strip(samples: Sequence[tuple[int, float]], opened: str) -> RewardStri
     )
 
 
-def list_group_rows(cache: RunCache, run_id: str, wanted: RolloutFilter) -> list[Json]:
+def list_group_rows(cache: RunCache, run_id: str, rollout_filter: RolloutFilter) -> list[Json]:
     """Return all groups that a filter lets through as rows of a table."""
-    query = replace(wanted.query, first=0, limit=MAX_DOWNLOADED_GROUPS)
-    groups, _ = cache.read_group_table(run_id, wanted.text).find(query)
+    query = replace(rollout_filter.query, first=0, limit=MAX_DOWNLOADED_GROUPS)
+    groups, _ = cache.read_group_table(run_id, rollout_filter.text).find(query)
     return [
         {
             "step": group.step,
@@ -363,8 +365,8 @@ def list_group_rows(cache: RunCache, run_id: str, wanted: RolloutFilter) -> list
 def show_rollouts(request: Request) -> Response:
     """Answer with the groups of rollouts that the address asks for."""
     cache: RunCache = request.app.state.cache
-    wanted = RolloutFilter.from_query(request.query_params)
-    page = build_rollout_page(cache, request.path_params["run_id"], wanted)
+    rollout_filter = RolloutFilter.from_query(request.query_params)
+    page = build_rollout_page(cache, request.path_params["run_id"], rollout_filter)
     return make_page(
         request,
         "rollouts.html.j2",
@@ -380,8 +382,8 @@ def download_groups(request: Request) -> Response:
     """Answer with all groups that the address asks for as CSV."""
     cache: RunCache = request.app.state.cache
     record = cache.load_record(request.path_params["run_id"])
-    wanted = RolloutFilter.from_query(request.query_params)
-    rows = list_group_rows(cache, record.run_id, wanted)
+    rollout_filter = RolloutFilter.from_query(request.query_params)
+    rows = list_group_rows(cache, record.run_id, rollout_filter)
     return make_csv_response(f"rollouts-{record.run_id}.csv", rows)
 
 

@@ -97,19 +97,19 @@ class RunListPage:
     num_pages: int
 
 
-def build_run_list(cache: RunCache, wanted: RunFilter) -> RunListPage:
+def build_run_list(cache: RunCache, run_filter: RunFilter) -> RunListPage:
     """Return the page of the runs that a filter lets through."""
     records = cache.list_records()
-    matching = select_runs(records, wanted, cache.summarize)
+    matching = select_runs(records, run_filter, cache.summarize)
     num_pages = max(1, -(-len(matching) // ROWS_PER_PAGE))
-    first = (min(wanted.page, num_pages) - 1) * ROWS_PER_PAGE
+    first = (min(run_filter.page, num_pages) - 1) * ROWS_PER_PAGE
     shown = matching[first : first + ROWS_PER_PAGE]
     summaries = [cache.summarize(record) for record in shown]
-    differing = _choose_columns(summaries, wanted)
+    differing = _choose_columns(summaries, run_filter)
     lead, lead_rest = _write_lead(records)
     alarms = [record for record in records if needs_a_look(record)]
     return RunListPage(
-        rows=_build_rows(cache, summaries, differing, wanted),
+        rows=_build_rows(cache, summaries, differing, run_filter),
         num_runs=len(records),
         num_matching=len(matching),
         num_living=sum(not record.has_ended for record in records),
@@ -122,11 +122,11 @@ def build_run_list(cache: RunCache, wanted: RunFilter) -> RunListPage:
         equal=_list_equal_facts(summaries),
         num_equal_settings=_count_equal_settings(summaries),
         setting_names=list(differing),
-        num_hidden_columns=len(_find_columns(summaries, wanted)) - len(differing),
+        num_hidden_columns=len(_find_columns(summaries, run_filter)) - len(differing),
         has_cost=any(summary.cost_usd for summary in summaries),
         environments=sorted({record.environment for record in records}),
         tags=sorted({tag for record in records for tag in record.tags}),
-        filter=wanted,
+        filter=run_filter,
         num_pages=num_pages,
     )
 
@@ -152,9 +152,9 @@ def _write_lead(records: Sequence[RunRecord]) -> tuple[str, str]:
     return lead, f"{count_in_words(num_living, is_first=True)} {verb} running."
 
 
-def _find_columns(summaries: Sequence[RunSummary], wanted: RunFilter) -> dict[str, str]:
+def _find_columns(summaries: Sequence[RunSummary], run_filter: RunFilter) -> dict[str, str]:
     """Return all settings that may be columns, by their short names, but the model's name."""
-    if wanted.columns == "all":
+    if run_filter.columns == "all":
         keys = dict.fromkeys(key for summary in summaries for key in summary.settings)
         columns = {key.removeprefix("env.").removeprefix("tinker."): key for key in keys}
     else:
@@ -162,9 +162,9 @@ def _find_columns(summaries: Sequence[RunSummary], wanted: RunFilter) -> dict[st
     return {name: key for name, key in columns.items() if name not in ("model", "profile")}
 
 
-def _choose_columns(summaries: Sequence[RunSummary], wanted: RunFilter) -> dict[str, str]:
-    columns = _find_columns(summaries, wanted)
-    if wanted.columns == "all":
+def _choose_columns(summaries: Sequence[RunSummary], run_filter: RunFilter) -> dict[str, str]:
+    columns = _find_columns(summaries, run_filter)
+    if run_filter.columns == "all":
         return columns
     # A table has room for a few columns.
     # Settings that most often differ from what most runs have tell the rows apart best.
@@ -194,7 +194,7 @@ def _build_rows(
     cache: RunCache,
     summaries: Sequence[RunSummary],
     differing: dict[str, str],
-    wanted: RunFilter,
+    run_filter: RunFilter,
 ) -> list[RunRow]:
     samples = [cache.read_reward_samples(summary.record.run_id) for summary in summaries]
     values = [value for series in samples for _, value in series]
@@ -220,15 +220,15 @@ def _build_rows(
                 ],
                 took=_describe_duration(summary),
                 tokens=_describe_tokens(summary),
-                letter=_find_letter(record.run_id, wanted),
+                letter=_find_letter(record.run_id, run_filter),
             )
         )
     return rows
 
 
-def _find_letter(run_id: str, wanted: RunFilter) -> str:
-    if run_id in wanted.ticked:
-        return LETTERS[wanted.ticked.index(run_id)]
+def _find_letter(run_id: str, run_filter: RunFilter) -> str:
+    if run_id in run_filter.ticked:
+        return LETTERS[run_filter.ticked.index(run_id)]
     return ""
 
 
@@ -299,8 +299,8 @@ def show_run_list(request: Request) -> Response:
 def download_run_list(request: Request) -> Response:
     """Answer with all runs that the address asks for as CSV, a column per setting."""
     cache: RunCache = request.app.state.cache
-    wanted = RunFilter.from_query(request.query_params)
-    records = select_runs(cache.list_records(), wanted, cache.summarize)
+    run_filter = RunFilter.from_query(request.query_params)
+    records = select_runs(cache.list_records(), run_filter, cache.summarize)
     return make_csv_response("runs.csv", [_make_row(cache.summarize(record)) for record in records])
 
 

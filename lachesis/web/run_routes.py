@@ -41,7 +41,7 @@ def show_metrics(request: Request) -> Response:
     cache: RunCache = request.app.state.cache
     record = cache.load_record(request.path_params["run_id"])
     names = list_metrics(cache.read_steps(record.run_id))
-    wanted = request.query_params.get("q", "").casefold()
+    search_text = request.query_params.get("q", "").casefold()
     return make_page(
         request,
         "run_metrics.html.j2",
@@ -49,9 +49,9 @@ def show_metrics(request: Request) -> Response:
         tab="metrics",
         record=record,
         mark=choose_mark(record),
-        metrics=[name for name in names if wanted in name.casefold()],
+        metrics=[name for name in names if search_text in name.casefold()],
         num_metrics=len(names),
-        text=wanted,
+        text=search_text,
         curve_request=read_curve_request(request),
     )
 

@@ -60,8 +60,8 @@ def show_environment(
 
 def install_requirements(environment: EnvironmentName, /, *, options: Output = Output()) -> None:
     """Install the requirements in the file's header into a folder of their own."""
-    found = lookup.find_environment(lookup.register_environment(environment))
-    file = Path(found.file_path)
+    selected = lookup.find_environment(lookup.register_environment(environment))
+    file = Path(selected.file_path)
     dependencies = requirements.read_requirements(file).dependencies
     if not dependencies:
         terminal.print_answer(
@@ -71,11 +71,11 @@ def install_requirements(environment: EnvironmentName, /, *, options: Output = O
     if not options.json:
         terminal.print_note(f"installing {', '.join(dependencies)}")
     folder = requirements.install_requirements(file)
-    answer = {"environment": found.name, "requirements": dependencies, "path": str(folder)}
+    answer = {"environment": selected.name, "requirements": dependencies, "path": str(folder)}
     terminal.print_answer(
         options,
         answer,
-        f"{', '.join(dependencies)} is installed at {folder}, for {found.name} and other "
+        f"{', '.join(dependencies)} is installed at {folder}, for {selected.name} and other "
         f"environments with the same requirements",
     )
 

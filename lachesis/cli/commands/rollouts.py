@@ -58,9 +58,9 @@ def rollouts(
     """Print the rollouts that were asked for."""
     service = LachesisService()
     record = service.store.load(run)
-    found = find_rollouts(service.store.dir(record.run_id).rollouts, _read_query(options))
-    answer = {"run_id": record.run_id, **asdict(found)}
-    print_answer(options, answer, _render_found(record.run_id, found))
+    matching = find_rollouts(service.store.dir(record.run_id).rollouts, _read_query(options))
+    answer = {"run_id": record.run_id, **asdict(matching)}
+    print_answer(options, answer, _render_found(record.run_id, matching))
 
 
 def _read_query(options: RolloutOptions) -> RolloutQuery:
