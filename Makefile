@@ -23,7 +23,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Tests start hundreds of processes; without cached bytecode each would compile this project anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py hands.py suspension.py orchestration.py server_starts.py \
+LONGEST_FAULTS := $(addprefix tests/faults/test_,final_states.py services.py hands.py orchestration.py server_starts.py \
     logs.py hosts.py advised_commands.py)
 
 # uv installs in less than half of pip's time, and compiles everything at once; pip also knows

@@ -5,6 +5,7 @@ installed.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import subprocess
@@ -162,6 +163,23 @@ EVERYDAY = {
     "device", "rollout", "dataset", "evaluation", "check", "stages", "schema", "tick", "ports",
     "variables", "curves", "sampling", "resources", "internals", "forms",
 }  # fmt: skip
+
+
+def test_every_file_and_module_that_the_makefile_names_exists() -> None:
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    told = subprocess.run(
+        ["make", "--dry-run", f"VENV={ROOT / 'no-environment'}", *targets],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    files = set(re.findall(r"\b(?:bench|docs|tests)/[\w/.-]+", told))
+    modules = set(re.findall(r"python -m (\S+)", told)) - {"venv"}
+    assert "tests/faults/test_services.py" in files
+    assert "docs_generator" in modules
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
 
 
 def test_modules_named_as_everyday_variables_are_imported_by_name_only() -> None:

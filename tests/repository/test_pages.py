@@ -40,6 +40,17 @@ def test_every_page_begins_with_its_reader() -> None:
             assert re.search(r"\A(<!--.*?-->\n\n)?# .+\n\nFor who", text), page
 
 
+def test_every_file_that_a_guide_for_developers_names_exists() -> None:
+    for guide in ("AGENTS.md", "docs/development/contributing.md", "bench/README.md"):
+        named = re.findall(
+            r"`((?:bench|docs|docs_generator|flows|lachesis|tasks|tests)/[^`* ]*)`",
+            (ROOT / guide).read_text(),
+        )
+        only_in_the_wheel = {"lachesis/project/"}
+        missing = [name for name in named if not (ROOT / name).exists()]
+        assert set(missing) <= only_in_the_wheel, guide
+
+
 def test_every_error_has_an_entry_with_what_why_and_what_to_do() -> None:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
