@@ -56,9 +56,11 @@ def render_file_map() -> str:
 def _read_floors() -> dict[str, list[str]]:
     """Return the layers of the library by their floor, from the contract in `pyproject.toml`."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    contract = text[text.index('name = "six floors"') :]
+    layers = (
+        text.partition('name = "six floors"')[2].partition("layers = [\n")[2].partition("\n]")[0]
+    )
     floors: dict[str, list[str]] = {}
-    for line in contract[: contract.index("]\n")].splitlines():
+    for line in layers.splitlines():
         if comment := re.fullmatch(r" +# (.+)", line):
             floors[comment[1]] = []
         elif layer := re.fullmatch(r' +"(.+)",', line):
@@ -70,7 +72,7 @@ def _read_docstring(folder: str) -> str:
     """Return the first sentence about a package, a module or a folder."""
     path = ROOT / folder
     if (path / "README.md").is_file() and not (path / "__init__.py").is_file():
-        return _read_first_sentence(path / "README.md")
+        return take_first_sentence(_read_first_paragraph(path / "README.md"))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return take_first_sentence(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))))
 
@@ -99,12 +101,12 @@ def render_llms_text() -> str:
 
 def _make_line(entry: dict[str, Any]) -> str:
     ((title, page),) = entry.items()
-    return f"- [{title}]({page}): {_read_first_sentence(DOCS / page)}"
+    return f"- [{title}]({page}): {_read_first_paragraph(DOCS / page)}"
 
 
-def _read_first_sentence(file: Path) -> str:
+def _read_first_paragraph(file: Path) -> str:
     """Return the first paragraph after the title, in one line."""
     text = file.read_text(encoding="utf-8")
-    match = re.search(r"^# [^\n]+\n+(.+?)\n\n", text, re.MULTILINE | re.DOTALL)
+    match = re.search(r"^# [^\n]+\n+(.+?)\n(?:\n|\Z)", text, re.MULTILINE | re.DOTALL)
     paragraph = " ".join(match[1].split()) if match else ""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", paragraph)

@@ -29,7 +29,6 @@ from lachesis.reporting.run_schemas import QueuePlace, RunResults, RunStatus
 from lachesis.reporting.run_view import find_log_files
 from lachesis.runs.record import RunRecord
 
-# Seconds within which the same draft started again counts as a repeated call.
 MAX_TEST_WAIT_S = 25.0
 # Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds.
 SCHEMA_TIMEOUT_S = 25.0

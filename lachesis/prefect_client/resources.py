@@ -41,10 +41,6 @@ class PrefectApi(PrefectHttp):
         """Change fields of a deployment; its schedules and flow runs stay as they are."""
         self._request("PATCH", f"/deployments/{deployment_id}", changes)
 
-    def delete_deployment(self, deployment_id: str) -> None:
-        """Delete a deployment; its flow runs stay."""
-        self._request("DELETE", f"/deployments/{deployment_id}")
-
     def list_waiting_flow_runs(self, deployment_id: str, *, due_only: bool = False) -> list[Json]:
         """Return the flow runs of a deployment that wait to be started or are suspended.
 

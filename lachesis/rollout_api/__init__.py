@@ -1,3 +1,3 @@
-"""Take groups from environments and hand batches to the trainer: Atropos' own `run-api` with a
-queue in front.
+"""Take groups from environments and hand batches to the trainer, by Atropos' own `run-api` with
+a queue in front.
 """

@@ -51,6 +51,15 @@ def test_every_file_that_a_guide_for_developers_names_exists() -> None:
         assert set(missing) <= only_in_the_wheel, guide
 
 
+def test_the_map_says_what_every_package_is_for() -> None:
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.*) \|$", (DOCS / "development/map.md").read_text(), re.M)
+    )
+    packages = {path.parent.name for path in (ROOT / "lachesis").glob("*/__init__.py")}
+    assert packages < rows.keys()
+    assert [name for name, purpose in rows.items() if not purpose] == []
+
+
 def test_every_error_has_an_entry_with_what_why_and_what_to_do() -> None:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))

@@ -96,8 +96,7 @@ def create_environment(
             f"  lachesis env check {word}",
             f"  lachesis model build --for {word}     # builds a tiny model pretrained on its "
             f"answer format",
-            f"  lachesis test {word}     # uses that model; this and the next need `lachesis "
-            f"serve`",
+            f"  lachesis test {word}     # uses that model",
             f"  lachesis train {word} --watch",
         ]
     )

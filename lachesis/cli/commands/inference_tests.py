@@ -7,7 +7,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Group, RenderableType
@@ -53,9 +53,6 @@ from lachesis.launch.resolved_launch import read_launch_fields
 from lachesis.operations.server import call_with_server
 from lachesis.operations.service import LachesisService
 from lachesis.supervision.running_services import ServiceGroup
-
-if TYPE_CHECKING:
-    from lachesis.inference_tests.store import InferenceTest
 
 
 @options_class

@@ -50,7 +50,6 @@ from lachesis.runs.record import RunRecord
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
 if TYPE_CHECKING:
-    from lachesis.runs.record import RunRecord
     from lachesis.supervision.services.plan import ServicePlan
 
 
