@@ -18,10 +18,10 @@ COMMANDS_HEAD = """# Commands
 
 For whoever types `lachesis`: what each command does, and all of its options.
 
-`RUN` is the id of a run, a beginning of it or a name that no other run has, or `@last` for the
-newest. Every command also takes `--help`, and `--json` to print JSON for a program. The exit status
-is 0 if the command did what it was asked, 1 for an [error](errors.md), and 2 for a wrong command
-line.
+`RUN` is the id of a run, the beginning of that id, a name (of several runs with one name, the
+newest is meant), or `@last` for the newest run. Every command also takes `--help` and, but for
+`completion`, `--json` to print JSON for a program. The exit status is 0 if the command did what it
+was asked, 1 for an [error](errors.md), and 2 for a wrong command line.
 """
 # Where a usage line is not folded.
 _BLANK = "\0"

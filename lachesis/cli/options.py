@@ -88,7 +88,12 @@ EnvironmentName = Annotated[str, Parameter(help="a name from `lachesis env list`
 Profile = Annotated[str, Parameter(help=f"embedded, tinker or custom (default: {DEFAULT_PROFILE})")]
 Edits = Annotated[
     tuple[str, ...],
-    Parameter("--set", metavar="FIELD=VALUE", help="may be repeated", allow_leading_hyphen=True),
+    Parameter(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="a field of `lachesis env show` and its value; may be repeated",
+        allow_leading_hyphen=True,
+    ),
 ]
 
 

@@ -167,7 +167,11 @@ def resume(
     *,
     edits: Annotated[
         tuple[str, ...],
-        Parameter("--set", metavar="total_steps=N|limits.FIELD=VALUE", help="may be repeated"),
+        Parameter(
+            "--set",
+            metavar="total_steps=N|limits.FIELD=VALUE",
+            help="more steps, or a new limit; may be repeated",
+        ),
     ] = (),
     options: FollowOptions = FollowOptions(),
 ) -> int:
