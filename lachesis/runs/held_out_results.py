@@ -194,8 +194,7 @@ def build_run_curve(
     The evaluation after training is the last point. The one before training is the first point if
     training began with the base model.
     """
-    # Release 0.1.0 called the file `supervised.json`.
-    has_sft = any((run_dir.path / name).exists() for name in ("sft.json", "supervised.json"))
+    has_sft = (run_dir.path / "sft.json").exists()
     return build_whole_curve(
         steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft
     )

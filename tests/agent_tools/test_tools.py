@@ -16,6 +16,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.locked_values import LOCKED_VALUES
 
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]
@@ -93,37 +94,7 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
         (locked_field["section"], locked_field["name"]): locked_field["locked_value"]
         for locked_field in ask("rl_get_current_config")["locked_fields"]
     }
-    contract: dict[str, Json] = {
-        "env": {
-            "tokenizer_name": "Qwen/Qwen3-8B",
-            "rollout_server_url": "http://localhost:8000",
-            "use_wandb": True,
-            "max_token_length": 8192,
-            "max_num_workers": 2048,
-            "worker_timeout": 3600,
-            "total_steps": 2500,
-            "steps_per_eval": 25,
-            "max_batches_offpolicy": 3,
-            "inference_weight": 1.0,
-            "eval_limit_ratio": 0.1,
-        },
-        "openai": {
-            "model_name": "Qwen/Qwen3-8B",
-            "base_url": "http://localhost:8001/v1",
-            "api_key": "x",
-            "weight": 1.0,
-            "num_requests_for_eval": 256,
-            "timeout": 3600,
-        },
-        "tinker": {
-            "lora_rank": 32,
-            "learning_rate": 4e-5,
-            "max_token_trainer_length": 9000,
-            "checkpoint_dir": "./temp/",
-            "save_checkpoint_interval": 25,
-        },
-        "run": {"slurm": False, "testing": False},
-    }
+    contract = {**LOCKED_VALUES, "run": {"slurm": False, "testing": False}}
     for section, fields in contract.items():
         for name, value in fields.items():
             assert locked[section, name] == value, (section, name)

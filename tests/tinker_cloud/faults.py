@@ -345,16 +345,22 @@ def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
     return (rounded & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def _change_logprobs(fault: Fault, answer: Answer, change: Any) -> Answer:
-    """Change all log-probabilities of a sampling result; any other answer stays as it is."""
-    is_sample = answer.headers.get("content-type") == "application/x-protobuf"
-    if answer.status != 200 or not is_sample:
-        return answer
+def read_sample(answer: Answer) -> Any:
+    """Return the message of a sampling result, or None for any other answer."""
+    is_protobuf = answer.headers.get("content-type") == "application/x-protobuf"
+    if answer.status != 200 or not is_protobuf:
+        return None
     try:
         message = parse_sample(answer.body)
     except Exception:  # It is the result of a training pass, which has another form.
-        return answer
-    if not message.sequences:
+        return None
+    return message if message.sequences else None
+
+
+def _change_logprobs(fault: Fault, answer: Answer, change: Any) -> Answer:
+    """Change all log-probabilities of a sampling result; any other answer stays as it is."""
+    message = read_sample(answer)
+    if message is None:
         return answer
     fault.num_met += 1
     for sequence in message.sequences:

@@ -8,8 +8,14 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.tinker_cloud.bill import parse_sample
-from tests.tinker_cloud.faults import Answer, Call, Fault, find_publication, redirect_sample
+from tests.tinker_cloud.faults import (
+    Answer,
+    Call,
+    Fault,
+    find_publication,
+    read_sample,
+    redirect_sample,
+)
 
 if TYPE_CHECKING:
     from tests.tinker_cloud.proxy import RehearsalCloud
@@ -23,14 +29,8 @@ class ShortLogprobs(Fault):
     calls: str = "retrieve_future"
 
     async def after(self, call: Call, answer: Answer, cloud: RehearsalCloud) -> Answer:
-        is_sample = answer.headers.get("content-type") == "application/x-protobuf"
-        if answer.status != 200 or not is_sample:
-            return answer
-        try:
-            message = parse_sample(answer.body)
-        except Exception:  # It is the result of a training pass, which has another form.
-            return answer
-        if message.sequences and message.HasField("prompt_logprobs"):
+        message = read_sample(answer)
+        if message is not None and message.HasField("prompt_logprobs"):
             self.num_met += 1
             message.prompt_logprobs = message.prompt_logprobs[4:]
             answer.body = message.SerializeToString()
