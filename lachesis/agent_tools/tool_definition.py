@@ -1,4 +1,4 @@
-"""Define what a tool is, and the table of all tools.
+"""Define what a tool is, and enter functions into the table of tools.
 
 A tool is a function whose signature defines the JSON schemas of its arguments and of its answer.
 """

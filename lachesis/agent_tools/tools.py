@@ -1,4 +1,4 @@
-"""Define the table of tools, from which every interface for agents is made.
+"""Define every tool; all interfaces for agents are made from them.
 
 The name, description and schemas of a tool come from its function. A tool that is called as a
 function returns its answer as JSON text and never raises: `await rl_list_runs()`. The interfaces
