@@ -167,15 +167,15 @@ EVERYDAY = {
 
 def test_every_file_and_module_that_the_makefile_names_exists() -> None:
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    told = subprocess.run(
+    commands = subprocess.run(
         ["make", "--dry-run", f"VENV={ROOT / 'no-environment'}", *targets],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    files = set(re.findall(r"\b(?:bench|docs|tests)/[\w/.-]+", told))
-    modules = set(re.findall(r"python -m (\S+)", told)) - {"venv"}
+    files = set(re.findall(r"\b(?:bench|docs|tests)/[\w/.-]+", commands))
+    modules = set(re.findall(r"python -m (\S+)", commands)) - {"venv"}
     assert "tests/faults/test_services.py" in files
     assert "docs_generator" in modules
     assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
