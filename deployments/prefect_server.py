@@ -18,11 +18,14 @@ import runpy
 import sys
 import threading
 import time
+from typing import Any
 
 from deployments.log_capture import capture_output
-from lachesis.base.http_guard import ASGIApp, HttpGuard
+from lachesis.base.http_guard import ASGIApp, HttpGuard, Scope
 from lachesis.base.http_server import wrap_served_apps
 from lachesis.prefect_client.internals import explain_refusals, lock_sqlite_at_begin
+from lachesis.prefect_client.serve_info import HOME_HEADER, make_home_proof
+from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
 
 # Maximum size of a request: an artifact, or a batch of log lines.
 MAX_REQUEST_BYTES = 50_000_000
@@ -41,10 +44,26 @@ def _collect_garbage() -> None:
             gc.freeze()
 
 
+def _prove_home(app: ASGIApp) -> ASGIApp:
+    """Return the application with a header in each response that proves which home it serves."""
+    proof = make_home_proof(os.environ[LAUNCHER_MARK_VARIABLE])
+    header = (HOME_HEADER.encode(), proof.encode())
+
+    async def respond(scope: Scope, receive: Any, send: Any) -> None:
+        async def send_with_proof(message: Scope) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await app(scope, receive, send_with_proof)
+
+    return respond
+
+
 def _guard_app(app: ASGIApp, host: str) -> HttpGuard:
     names = os.environ.get("LACHESIS_SERVER_NAMES", "").split(",")
     return HttpGuard(
-        app,
+        _prove_home(app),
         host=host,
         token=None,
         allowed_hosts=[name.strip() for name in names if name.strip()],

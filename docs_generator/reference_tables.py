@@ -319,6 +319,7 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
 }
 # Set by this program for its own processes; not for users.
 INTERNAL_VARIABLES = (
+    "LACHESIS_PARENT_PIPE",
     "LACHESIS_COUNTERS_FILE",
     "LACHESIS_BACKEND_KEY", "LACHESIS_ENGINE_TOKEN", "LACHESIS_ENVIRONMENT",
     "LACHESIS_INFERENCE_TOKEN", "LACHESIS_INFERENCE_URL", "LACHESIS_LAUNCHER",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from deployments.up import PREFECT_SETTINGS
+from deployments.serve import PREFECT_SETTINGS
 from lachesis.base.errors import ServerDownError
 from lachesis.prefect_client.background_serve import READY_LINE
 from lachesis.prefect_client.resources import PrefectApi

@@ -90,7 +90,7 @@ def serve_home(home: Path, endpoint: Endpoint, **further_env: str) -> Iterator[P
         "LACHESIS_MONITOR_INTERVAL_S": "3600",  # the tests ask for ticks themselves
         **further_env,
     }
-    command = [sys.executable, "-m", "deployments.up", "--port", str(reserve_free_ports(1)[0])]
+    command = [sys.executable, "-m", "deployments.serve", "--port", str(reserve_free_ports(1)[0])]
     with (home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True

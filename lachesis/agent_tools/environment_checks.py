@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +25,7 @@ from lachesis.agent_tools.schemas import CheckLine, EnvironmentCheck
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, StorageError, UnknownTestError, shorten
 from lachesis.base.files import read_last_lines, storage_errors, write_private
+from lachesis.base.managed_process import ManagedProcess
 from lachesis.base.timestamps import now_iso
 from lachesis.config.owner_policy import load_policy
 from lachesis.environment_catalog import lookup, new_environment, requirements
@@ -123,20 +122,12 @@ def _start_process(job: CheckJob) -> None:
     with storage_errors(folder):
         folder.mkdir(parents=True, mode=0o700)
     _save_job(job)
-    with (
-        RunDir(folder.parent, folder.name).hold_alive_lock() as lock,
-        (folder / "log.txt").open("wb") as log,
-    ):
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lachesis.agent_tools.environment_checks", job.check_id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(lock,),  # The lock is held as long as the process is alive.
-            start_new_session=True,  # The check continues when the agent's process ends.
-        )
-    # A process that nobody waits for would remain as a zombie.
-    threading.Thread(target=process.wait, name="check", daemon=True).start()
+    command = [sys.executable, "-P", "-m", "lachesis.agent_tools.environment_checks", job.check_id]
+    with RunDir(folder.parent, folder.name).hold_alive_lock() as lock:
+        # The lock is held as long as the process is alive.
+        process = ManagedProcess("check", command, folder / "log.txt", pass_fds=(lock,))
+        process.start()
+    process.leave_running()  # The check continues when the agent's process ends.
 
 
 def refresh_check_job(check_id: str) -> CheckJob:

@@ -40,13 +40,13 @@ def project_dir() -> Path:
     else the copy in the installed package.
 
     Raises:
-        MissingDependencyError: That folder has no `deployments/up.py`.
+        MissingDependencyError: That folder has no `deployments/serve.py`.
     """
     root = _find_project_dir()
     if not _is_project(root):
         raise MissingDependencyError(
-            f"the flows are not in {root} (it has no deployments/up.py); if LACHESIS_CHECKOUT is "
-            f"set, unset it or set it to a clone of the repository; else install {DISTRIBUTION} "
+            f"the flows are not in {root} (it has no deployments/serve.py); if LACHESIS_CHECKOUT "
+            f"is set, unset it or set it to a clone of the repository; else install {DISTRIBUTION} "
             f"again"
         )
     return root
@@ -60,7 +60,7 @@ def _find_project_dir() -> Path:
 
 
 def _is_project(folder: Path) -> bool:
-    return (folder / "deployments" / "up.py").is_file()
+    return (folder / "deployments" / "serve.py").is_file()
 
 
 def environment_dirs() -> list[Path]:

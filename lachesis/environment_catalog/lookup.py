@@ -21,7 +21,6 @@ from typing import Any
 
 import lachesis
 from lachesis.base import paths
-from lachesis.base.bounded_child import MAX_OUTPUT_BYTES, ChildResult, run_bounded
 from lachesis.base.errors import (
     EnvironmentLoadError,
     EnvironmentTimeoutError,
@@ -30,6 +29,7 @@ from lachesis.base.errors import (
 )
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.formatting import suggest
+from lachesis.base.managed_process import MAX_OUTPUT_BYTES, BoundedResult, run_bounded
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.requirements import find_interpreter
@@ -253,7 +253,7 @@ def collect_examples(
     return conversations
 
 
-def _require_answer(child_result: ChildResult, file: str, out: Path, timeout_s: float) -> None:
+def _require_answer(child_result: BoundedResult, file: str, out: Path, timeout_s: float) -> None:
     """Raise the error of a child that has written no answer."""
     if child_result.end_reason == "time":
         raise EnvironmentTimeoutError(

@@ -24,9 +24,8 @@ import functools
 import json
 import os
 import runpy
+import signal
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import RLEnvironmentError
 from lachesis.base.json_text import Json
+from lachesis.base.managed_process import end_with_parent
 from lachesis.base.secrets import redact
 from lachesis.environment_catalog import fingerprint, requirements
 from lachesis.environment_process import (
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command that the arguments name."""
+    end_with_parent(signal.SIGKILL)  # Even in the middle of an import.
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
     sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_imports.load_when_used("torch", "wandb")
     if handler := {"describe": _describe_class, "examples": _make_examples}.get(command):
-        threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
         write_answer(
             file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4])
         )
@@ -173,13 +173,6 @@ def _instrument_environment(
         original_cli(cls)
 
     BaseEnv.cli = classmethod(cli)
-
-
-def _exit_with_parent(parent_pid: int) -> None:
-    """End this process when its parent is gone, even in the middle of an import."""
-    while os.getppid() == parent_pid:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def write_answer(

@@ -82,13 +82,15 @@ def _require_same_tokens(url: str, token: str, messages: list[Json], tokens: lis
     """Raise RLEnvironmentError if the inference server renders a conversation in another way."""
     import httpx
 
+    from lachesis.base.http_client import request_service
+
     try:
-        answer = httpx.post(
+        answer = request_service(
+            "POST",
             f"{url}/tokenize",
             json={"messages": messages},
             headers={"Authorization": f"Bearer {token}"},
             timeout=TIMEOUT_S,
-            trust_env=False,
         )
     except httpx.HTTPError:
         return  # A server that does not answer is reported by the first request for a sample.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from lachesis.base.http_client import open_async_service_client
 from lachesis.base.secrets import redact
 from lachesis.environment_process import request_counters
 from lachesis.environment_process.evaluation_recorder import EvaluationRun, current_evaluation
@@ -86,8 +87,8 @@ class EvaluationClient:
         """
         last_answer_at = time.monotonic()
         headers = {"Authorization": f"Bearer {self.token}"}
-        async with httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False
+        async with open_async_service_client(
+            base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S
         ) as http:
             while (
                 _has_remaining_steps(env)

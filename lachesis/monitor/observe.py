@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from lachesis.base.errors import LachesisError
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import open_async_service_client
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import LimitsSection
@@ -135,11 +135,8 @@ async def _query_all_services(observations: list[Observation]) -> None:
         async with semaphore:
             await _query_services(client, observation)
 
-    async with httpx.AsyncClient(
-        timeout=RESPONSE_TIMEOUT_S,
-        trust_env=False,
-        limits=connection_limits,
-        verify=get_tls_context(),
+    async with open_async_service_client(
+        timeout=RESPONSE_TIMEOUT_S, limits=connection_limits
     ) as client:
         await asyncio.gather(*map(query_in_turn, observations))
 

@@ -14,9 +14,14 @@ from typing import Any, Self
 import httpx
 
 from lachesis.base.errors import ServerDownError
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import open_service_client, request_service
 from lachesis.base.json_text import Json
-from lachesis.prefect_client.serve_info import find_api_url, read_auth_string
+from lachesis.prefect_client.serve_info import (
+    HOME_HEADER,
+    find_api_url,
+    find_expected_proof,
+    read_auth_string,
+)
 
 # A server that is down refuses a connection at once; one that is busy accepts it and is slow.
 CONNECT_TIMEOUT_S = 1.0
@@ -41,6 +46,7 @@ class PrefectHttp:
                 "prints `ready`, or set PREFECT_API_URL"
             )
         self.url = server_url
+        self._expected_proof = find_expected_proof(server_url)
         user, _, password = (read_auth_string() or "").partition(":")
         self._auth = (user, password) if user else None
         self._client: httpx.Client | None = None
@@ -48,7 +54,7 @@ class PrefectHttp:
     @contextlib.contextmanager
     def reuse_connection(self) -> Iterator[Self]:
         """Use one connection for many calls; a new one for each takes five times as long."""
-        with httpx.Client(trust_env=False, verify=get_tls_context()) as self._client:
+        with open_service_client() as self._client:
             try:
                 yield self
             finally:
@@ -64,6 +70,7 @@ class PrefectHttp:
         timeout_s: float | None = None,
     ) -> Any:
         response = self._request_when_ready(method, path, body, timeout_s or TIMEOUT_S)
+        self._require_own_server(response)
         if response.status_code == 404 and missing_ok:
             return MISSING
         if response.status_code == 401:
@@ -85,6 +92,15 @@ class PrefectHttp:
             raise ServerDownError(
                 f"the server at {self.url} is not a Prefect server: {response.text[:100]!r}"
             ) from error
+
+    def _require_own_server(self, response: httpx.Response) -> None:
+        """Raise ServerDownError if another home's server listens where that of this home did."""
+        proof = response.headers.get(HOME_HEADER)
+        if self._expected_proof is not None and proof != self._expected_proof:
+            raise ServerDownError(
+                f"the Prefect server of this home no longer listens at {self.url}: another program "
+                "does; start the server with `lachesis serve`"
+            )
 
     def _request_when_ready(
         self, method: str, path: str, body: object, timeout_s: float
@@ -122,6 +138,4 @@ class PrefectHttp:
         }
         if self._client is not None:
             return self._client.request(method, self.url + path, **options)
-        return httpx.request(
-            method, self.url + path, trust_env=False, verify=get_tls_context(), **options
-        )
+        return request_service(method, self.url + path, **options)

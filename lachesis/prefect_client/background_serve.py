@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import psutil
 
 from lachesis.base import paths
-from lachesis.base.errors import ConfigError, ProcessExitedError, RunStateError, ServerDownError
-from lachesis.base.files import hold_file_lock, storage_errors
+from lachesis.base.errors import ConfigError, RunStateError, ServerDownError
+from lachesis.base.files import hold_file_lock, make_private_folder, storage_errors
+from lachesis.base.managed_process import ManagedProcess
+from lachesis.base.waiting import wait_until
 from lachesis.config.value_parsing import read_env_number
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.serve_info import read_server_info, server_file
+from lachesis.prefect_client.serve_info import LAUNCHER, read_processes, read_server_info
+from lachesis.supervision.leftovers import find_launcher_leftovers
 
 # The names of the flows, which are also those of their deployments.
 TRAINING_FLOW = "train"
@@ -150,39 +150,33 @@ def read_key_names() -> dict[str, str] | None:
 
 
 def make_serve_command(*options: str) -> list[str]:
-    """Return the command that starts the launcher."""
-    return [sys.executable, "-m", "deployments.up", *options]
+    """Return the command that starts `serve`."""
+    return [sys.executable, "-m", "deployments.serve", *options]
 
 
-def _spawn_launcher(*options: str, stdin: int) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start a launcher in a session of its own, and return its process and its log."""
+def _make_launcher(*, ends_with_parent: bool) -> ManagedProcess:
     log = paths.home() / "logs" / "launcher.log"
     with storage_errors(log.parent):
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.touch()
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            make_serve_command(*options),
-            cwd=paths.project_dir(),
-            stdin=stdin,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
-    return process, log
+        make_private_folder(log.parent)
+    # Its session is its own, so that Ctrl-C in this terminal does not reach it.
+    return ManagedProcess(
+        "launcher",
+        make_serve_command(),
+        log,
+        cwd=paths.project_dir(),
+        ends_with_parent=ends_with_parent,
+    )
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
-    until = time.monotonic() + timeout_s
-    # The file is written before the runner is ready, so the server is asked too.
-    while not (server_file().is_file() and find_running_server()):
-        if process.poll() is not None:
-            raise ProcessExitedError(
-                f"the launcher exited with code {process.returncode}:\n{log.read_text()}"
-            )
-        if time.monotonic() > until:
-            raise RunStateError(f"the launcher is not ready after {timeout_s:.0f} s, see {log}")
-        time.sleep(0.1)
+def _start_launcher(launcher: ManagedProcess, timeout_s: float) -> None:
+    """Start a launcher and wait until its server and its runner are ready; else end it."""
+    launcher.start()
+    try:
+        # The file of an earlier launcher names processes that have ended.
+        launcher.wait_until_ready(lambda: find_running_server() is not None, timeout_s)
+    except BaseException:
+        launcher.end(STOP_TIMEOUT_S)
+        raise
 
 
 def can_start_server() -> bool:
@@ -198,25 +192,16 @@ def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any
     Callers that come at the same time get the same server. `stop_server` ends it.
 
     Raises:
-        ProcessExitedError: The launcher has died; the message has its log.
-        RunStateError: It was not ready in time.
+        ProcessExitedError: The launcher has died, or was not ready in time; the message has the end
+            of its log.
     """
-    lock = paths.home() / "logs" / "launcher-start.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with hold_file_lock(lock, timeout_s=timeout_s):
+    launcher = _make_launcher(ends_with_parent=False)
+    with hold_file_lock(launcher.log.with_name("launcher-start.lock"), timeout_s=timeout_s):
         server_info = find_running_server()
         if server_info is not None:
             return server_info
-        # Its session is its own, so that Ctrl-C in this terminal does not reach it.
-        process, log = _spawn_launcher(stdin=subprocess.DEVNULL)
-        try:
-            _wait_until_ready(process, log, timeout_s)
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        # This process may outlive the launcher, which would stay as a zombie that seems to run.
-        threading.Thread(target=process.wait, daemon=True).start()
+        _start_launcher(launcher, timeout_s)
+        launcher.leave_running()
         return read_server_info() or {}
 
 
@@ -229,20 +214,20 @@ def stop_server(timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any] | None:
     Raises:
         RunStateError: It has not ended in time.
     """
-    server_info = find_running_server()
+    server_info = read_server_info()
     if server_info is None:
         return None
-    try:
-        launcher = psutil.Process(server_info["pid"])
-        launcher.terminate()
-        launcher.wait(timeout_s)
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.TimeoutExpired as error:
+    launcher = read_processes(server_info).get(LAUNCHER)
+    if launcher is None or not launcher.is_alive():
+        for leftover in find_launcher_leftovers(paths.home()):  # It was killed.
+            leftover.clean_up()
+        return server_info
+    launcher.send_signal(signal.SIGTERM)
+    if not wait_until(lambda: not launcher.is_alive(), timeout_s):
         raise RunStateError(
-            f"the launcher (process {server_info['pid']}) has not ended after {timeout_s:.0f} s; "
+            f"the launcher (process {launcher.pid}) has not ended after {timeout_s:.0f} s; "
             "its runs may still be saving checkpoints"
-        ) from error
+        )
     return server_info
 
 
@@ -253,12 +238,8 @@ class LauncherProcess:
         self.timeout_s = timeout_s
 
     def __enter__(self) -> Self:
-        self.process, log = _spawn_launcher("--until-stdin-closes", stdin=subprocess.PIPE)
-        try:
-            _wait_until_ready(self.process, log, self.timeout_s)
-        except BaseException:
-            self._stop()
-            raise
+        self._launcher = _make_launcher(ends_with_parent=True)
+        _start_launcher(self._launcher, self.timeout_s)
         return self
 
     def __exit__(
@@ -267,14 +248,7 @@ class LauncherProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        assert self.process.stdin is not None
-        # The launcher ends when its stdin closes, which happens by itself if this process is
-        # killed.
-        self.process.stdin.close()
-        self.process.wait()
+        self._launcher.end(STOP_TIMEOUT_S)
 
 
 def require_other_server(url: str, port: int | None) -> None:

@@ -1,70 +1,140 @@
-"""Read where the Prefect server of a home listens, and its password."""
+"""Read where the Prefect server of a home listens, and prove that it is the server of this home.
+
+`lachesis serve` writes the file `server.json`, which outlives a `serve` that was killed: its
+process ids and its port may then belong to others. So what it says counts only while the `serve` or
+the server that it names is alive, and each answer of that server carries a proof of its home.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from lachesis.base import paths
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
+from lachesis.base.managed_process import ProcessIdentity
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import list_all_keys
+from lachesis.supervision.process_marks import build_mark
+
+# The header of an answer that proves which home its server belongs to.
+HOME_HEADER = "lachesis-home"
+# The names of the processes in `server.json`.
+LAUNCHER, SERVER, RUNNER = "launcher", "server", "runner"
 
 
 def read_server_info(home: Path | None = None) -> Json | None:
-    """Return what the launcher of this home has written, or None.
+    """Return what `serve` of this home has written, or None where neither it nor its server lives.
 
-    The keys are `api_url`, `ui_url`, `keys`, `key_places`, `max_runs` and `pids`.
+    The keys are `home`, `api_url`, `ui_url`, `keys`, `key_places`, `max_runs`, `started_at` and
+    `processes`, the identities of `serve` and of what it has started.
     """
+    info = _read_file(home)
+    if info is not None and any(
+        identity.is_alive()
+        for name, identity in read_processes(info).items()
+        if name in (LAUNCHER, SERVER)
+    ):
+        return info
+    return None
+
+
+def _read_file(home: Path | None) -> Json | None:
     try:
-        server_info: Json = json.loads(server_file(home).read_text())
+        info: Json = json.loads(server_file(home).read_text())
         is_valid = (
-            isinstance(server_info["api_url"], str)
-            and isinstance(server_info["keys"], list)
-            and isinstance(server_info["max_runs"], int)
+            # A copied home is not served by what serves the one that it was copied from.
+            info["home"] == str(home or paths.home())
+            and isinstance(info["api_url"], str)
+            and isinstance(info["keys"], list)
+            and isinstance(info["max_runs"], int)
+            and isinstance(info["processes"], dict)
         )
-        if is_valid and all(isinstance(key, str) for key in server_info["keys"]):
-            return server_info
+        if is_valid and all(isinstance(key, str) for key in info["keys"]):
+            return info
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def write_server_info(home: Path, content: Json) -> None:
-    """Write where this process, the launcher of a home, has its server."""
-    content = {
-        **content,
-        "keys": [name for name in list_all_keys() if os.environ.get(name)],
-        "ui_url": content["api_url"].removesuffix("/api"),
-        "pid": os.getpid(),
-        "started_at": now_iso(),
+def read_processes(info: Json) -> dict[str, ProcessIdentity]:
+    """Return the identities of the processes that `server.json` names, by their names."""
+    identities = {
+        name: ProcessIdentity.from_json(content) for name, content in info["processes"].items()
     }
-    write_private(server_file(home), json.dumps(content))
+    return {name: identity for name, identity in identities.items() if identity is not None}
+
+
+def write_server_info(
+    home: Path,
+    api_url: str,
+    child_pids: Mapping[str, int],
+    *,
+    max_runs: int,
+    key_places: Mapping[str, str],
+) -> None:
+    """Write where this process, the `serve` of a home, has its server."""
+    pids = {LAUNCHER: os.getpid(), **child_pids}
+    identities = {name: ProcessIdentity.read(pid) for name, pid in pids.items()}
+    info = {
+        "home": str(home),
+        "api_url": api_url,
+        "ui_url": api_url.removesuffix("/api"),
+        "keys": [name for name in list_all_keys() if os.environ.get(name)],
+        "key_places": dict(key_places),
+        "max_runs": max_runs,
+        "started_at": now_iso(),
+        "processes": {name: asdict(found) for name, found in identities.items() if found},
+    }
+    write_private(server_file(home), json.dumps(info))
 
 
 def remove_server_info(home: Path) -> None:
     """Remove what this process has written about its server."""
-    server_info = read_server_info(home)
-    if server_info is not None and server_info.get("pid") == os.getpid():
-        server_file(home).unlink(missing_ok=True)
+    info = _read_file(home)
+    if info is not None:
+        launcher = read_processes(info).get(LAUNCHER)
+        if launcher is not None and launcher.pid == os.getpid():
+            server_file(home).unlink(missing_ok=True)
 
 
 def server_file(home: Path | None = None) -> Path:
-    """Return the file in which the launcher describes its Prefect server."""
+    """Return the file in which `serve` describes its Prefect server."""
     return (home or paths.home()) / "server.json"
 
 
 def find_api_url(home: Path | None = None) -> str | None:
-    """Return `$PREFECT_API_URL`, else the URL of this home's running launcher, else None."""
+    """Return `$PREFECT_API_URL`, else the URL of this home's running server, else None."""
     configured_url = os.environ.get("PREFECT_API_URL")
     if configured_url:
         return configured_url.rstrip("/")
-    server_info = read_server_info(home)
-    if server_info is None:
+    info = read_server_info(home)
+    return None if info is None else str(info["api_url"])
+
+
+def make_home_proof(mark: str) -> str:
+    """Return what the server of a home sends in `HOME_HEADER`.
+
+    Args:
+        mark: The mark of the home's processes, which nobody else can read.
+    """
+    return hashlib.sha256(f"server of {mark}".encode()).hexdigest()
+
+
+def find_expected_proof(api_url: str, home: Path | None = None) -> str | None:
+    """Return what answers from this address must prove, or None for a server that is not ours.
+
+    Another home's server may listen at the address of this home's server after that has died.
+    """
+    info = _read_file(home)
+    if info is None or info["api_url"] != api_url or SERVER not in info["processes"]:
         return None
-    return str(server_info["api_url"])
+    return make_home_proof(build_mark(home or paths.home()))
 
 
 def read_auth_string() -> str | None:

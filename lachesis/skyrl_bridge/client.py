@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import EngineRequestError, ServerDownError, shorten
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import open_service_client
 from lachesis.base.json_text import Json
 from lachesis.skyrl_bridge.messages import PassResult, decode_pass, encode_pass
 from lachesis.tinker_server.protobuf_messages import DecodedDatum
@@ -37,11 +37,9 @@ class UpstreamClient:
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self._headers = f"{url.rstrip('/')}/api/v1/", {"X-API-Key": key}
-        self._client = httpx.Client(
+        self._client = open_service_client(
             headers=self._headers,
             timeout=POLL_TIMEOUT,
-            verify=get_tls_context(),
-            trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
         self.session_id = ""

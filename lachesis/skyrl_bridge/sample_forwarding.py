@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import EngineRequestError, LachesisError, ServerDownError
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import open_async_service_client
 from lachesis.skyrl_bridge.client import (
     MAX_TRIES,
     PAUSE_S,
@@ -75,11 +75,9 @@ class BridgeWorker:
         self._queued: dict[str, ConcurrentFuture[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(MAX_SAMPLES_IN_FLIGHT)
-        self._client = httpx.AsyncClient(
+        self._client = open_async_service_client(
             headers={"X-API-Key": key},
             timeout=POLL_TIMEOUT,
-            verify=get_tls_context(),
-            trust_env=False,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
 

@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from lachesis.supervision import process_marks
 # Environment variable of a launcher's server and runner; it holds the mark of the home.
 LAUNCHER_MARK_VARIABLE = "LACHESIS_LAUNCHER"
 LAUNCHER_MODULE, RUNNER_MODULE, FLOW_MODULE = (
-    "deployments.up",
+    "deployments.serve",
     "deployments.runner",
     "prefect.engine",
 )
@@ -56,7 +56,7 @@ class Leftover:
 def find_all_leftovers(store: RunStore) -> list[Leftover]:
     """Return everything that is left of runs, tests and launchers that have ended."""
     alive_run_ids = [record.run_id for record in store.all() if store.dir(record.run_id).is_alive()]
-    findings = _find_launcher_processes(store.home, alive_run_ids) + _find_run_processes(store)
+    findings = find_launcher_leftovers(store.home, alive_run_ids) + _find_run_processes(store)
     for path in process_marks.find_unfinished(store.home / "models"):
         findings.append(_make_file_leftover(path))
     for record in store.all():
@@ -143,7 +143,7 @@ def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
                 yield process, process.cmdline()
 
 
-def _find_launcher_processes(home: Path, alive_run_ids: list[str]) -> list[Leftover]:
+def find_launcher_leftovers(home: Path, alive_run_ids: Sequence[str] = ()) -> list[Leftover]:
     """Return what a killed launcher has left, the runner before the server.
 
     The runner needs the server to report how its runs ended.

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import request_service
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.plan import ServicePlan
 from lachesis.supervision.services.spec import ServiceSpec
@@ -106,9 +106,7 @@ def is_log_too_large(spec: ServiceSpec) -> bool:
 def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
     """Return what the trainer reports about itself; empty if it does not respond."""
     try:
-        response = httpx.get(
-            f"{plan.trainer_url}/health", timeout=3.0, trust_env=False, verify=get_tls_context()
-        )
+        response = request_service("GET", f"{plan.trainer_url}/health")
         content = response.json()
     except (httpx.HTTPError, ValueError):
         return {}
@@ -122,12 +120,7 @@ def count_registered_environments(plan: ServicePlan) -> int:
     respond.
     """
     try:
-        response = httpx.get(
-            f"{plan.config.env.rollout_server_url}/counts",
-            timeout=3.0,
-            trust_env=False,
-            verify=get_tls_context(),
-        )
+        response = request_service("GET", f"{plan.config.env.rollout_server_url}/counts")
         return int(response.json()["registered"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return 0
@@ -139,6 +132,4 @@ def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
     """
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
-        httpx.post(
-            url, json={"env_id": env_id}, timeout=3.0, trust_env=False, verify=get_tls_context()
-        )
+        request_service("POST", url, json={"env_id": env_id})

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import ServerDownError
+from lachesis.base.http_client import open_async_service_client
 from lachesis.config.run_config import RunConfig
 from lachesis.rollout_api.batch_json import read_batch_json
 
@@ -32,7 +33,7 @@ class RolloutClient:
         self.url = url
         # Compressing a batch would take the API seconds, for data that stays on this machine.
         headers = {"Accept-Encoding": "identity"}
-        self._http = httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False, headers=headers)
+        self._http = open_async_service_client(base_url=url, timeout=60.0, headers=headers)
 
     async def register(self, config: RunConfig, *, first_step: int, checkpoint_dir: Path) -> None:
         """Reset the API, register, and fetch once.

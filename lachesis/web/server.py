@@ -7,12 +7,12 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-
-import psutil
 
 from lachesis.base import paths
 from lachesis.base.files import write_private
+from lachesis.base.managed_process import ProcessIdentity
 
 PREFERRED_PORT = 8070
 
@@ -26,11 +26,12 @@ def find_page_server(home: Path | None = None) -> str | None:
     """Return the address of the page server of this home, or None if none runs."""
     try:
         info = json.loads(get_info_file(home).read_text())
-        process = psutil.Process(info["pid"])
-        # The id of a process that has ended may belong to another one by now.
-        is_same = abs(process.create_time() - info["process_started_at"]) < 1
-        return str(info["address"]) if is_same and process.is_running() else None
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        # A copied home is not served by what serves the one that it was copied from.
+        if info["home"] != str(home or paths.home()):
+            return None
+        identity = ProcessIdentity.from_json(info["process"])
+        return str(info["address"]) if identity is not None and identity.is_alive() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -38,18 +39,19 @@ def find_page_server(home: Path | None = None) -> str | None:
 def announce_page_server(address: str, home: Path | None = None) -> Iterator[None]:
     """Say in the home that its pages are served at this address, until the block ends."""
     file = get_info_file(home)
-    # The process may be killed, and its number be given to another one.
+    identity = ProcessIdentity.read(os.getpid())
+    assert identity is not None
     info = {
+        "home": str(home or paths.home()),
         "address": address,
-        "pid": os.getpid(),
-        "process_started_at": psutil.Process().create_time(),
+        "process": asdict(identity),
     }
     write_private(file, json.dumps(info))
     try:
         yield
     finally:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            if json.loads(file.read_text())["pid"] == os.getpid():
+            if json.loads(file.read_text())["process"] == asdict(identity):
                 file.unlink()
 
 

@@ -85,7 +85,7 @@ def skyrl() -> Path:
 def serve(place: Place) -> Iterator[Place]:
     """Serve a home, and check at the end that nothing is left of it."""
     port = str(reserve_free_ports(1)[0])
-    command = [*place.prefix, sys.executable, "-m", "deployments.up", "--port", port]
+    command = [*place.prefix, sys.executable, "-m", "deployments.serve", "--port", port]
     with (place.home / "launcher.log").open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self, home: Path) -> None:
         note = json.loads((home / "server.json").read_text())
-        self.url, self.pid = note["api_url"], note["pids"]["server"]
+        self.url, self.pid = note["api_url"], note["processes"]["server"]["pid"]
 
     def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """The answer, whatever its status."""

@@ -17,9 +17,10 @@ from typing import Any
 import httpx
 
 from lachesis.base.errors import LachesisError
+from lachesis.base.managed_process import ProcessIdentity
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.operations.service import LachesisService, LaunchRequest
-from lachesis.prefect_client.serve_info import server_file
+from lachesis.prefect_client.serve_info import read_processes, server_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
@@ -80,7 +81,7 @@ class World:
             return
         self.stop_serving()
         server_file(self.home).unlink(missing_ok=True)
-        command = [*before, sys.executable, "-m", "deployments.up", "--port", str(self.port)]
+        command = [*before, sys.executable, "-m", "deployments.serve", "--port", str(self.port)]
         with (self.home / "launcher.log").open("ab") as log:
             self.launcher = subprocess.Popen(
                 command,
@@ -93,13 +94,14 @@ class World:
         self.wait(lambda: server_file(self.home).exists(), 90, "the launcher to be ready")
 
     def _is_whole(self) -> bool:
-        return set(json.loads(server_file(self.home).read_text())["pids"].values()) <= set(
-            self.processes()
-        )
+        return {identity.pid for identity in self._identities().values()} <= set(self.processes())
 
     def part(self, name: str) -> int:
         """The process id of `server` or `runner`."""
-        return int(json.loads(server_file(self.home).read_text())["pids"][name])
+        return self._identities()[name].pid
+
+    def _identities(self) -> dict[str, ProcessIdentity]:
+        return read_processes(json.loads(server_file(self.home).read_text()))
 
     def stop_serving(self) -> None:
         if self.launcher is not None and self.launcher.poll() is None:

@@ -12,11 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deployments import serve
+from lachesis.base import managed_process
 from lachesis.base.errors import ProcessExitedError, ServerDownError
+from lachesis.base.managed_process import ManagedProcess
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.launch.resume import make_next_attempt_changes
 from lachesis.prefect_client import refresh, submit
+from lachesis.prefect_client.serve_info import RUNNER, SERVER
 from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -130,17 +134,21 @@ STUBBORN = (
 )
 
 
+def adopt(name: str, process: subprocess.Popen[bytes], log: Path, *command: str) -> ManagedProcess:
+    """A part of the launcher that runs already, with the command that would start it again."""
+    child = ManagedProcess(f"Prefect {name}", command, log)
+    child.process = process
+    return child
+
+
 def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner does not hear it, and neither does a process of one of its runs, nor that of its
     flow.
     """
-    from deployments import up
-
     folder = tmp_path / "runs" / RUN
     folder.mkdir(parents=True)
-    (tmp_path / "logs").mkdir()
     stubborn = [sys.executable, "-c", STUBBORN]
     env = {**os.environ, MARK_VARIABLE: build_mark(folder)}
     run = subprocess.Popen(stubborn, env=env, stdout=subprocess.PIPE, start_new_session=True)
@@ -148,20 +156,19 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
     flow = subprocess.Popen(
         [*stubborn, "prefect.engine"], env=env, stdout=subprocess.PIPE, start_new_session=True
     )
-    runner = up.ManagedProcess("runner", stubborn, dict(os.environ), 0.5, lambda: True, 1.0)
-    runner.process = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
-    for process in (run, flow, runner.process):
+    runner = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
+    for process in (run, flow, runner):
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-    monkeypatch.setattr(up, "RUNS_END_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(up, "FLOW_END_TIMEOUT_S", 0.5)
-    launcher_ = up.Launcher(tmp_path, None)
-    launcher_.children = [runner]
-    launcher_._end_all()
-    assert runner.process.returncode == -9
+    monkeypatch.setattr(serve, "RUNS_END_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(serve, "FLOW_END_TIMEOUT_S", 0.5)
+    launcher = serve.Launcher(tmp_path, None)
+    launcher.children = {RUNNER: adopt("runner", runner, tmp_path / "runner.log")}
+    launcher._end_all()
+    assert runner.returncode == -9
     assert not psutil.pid_exists(run.pid)
     assert not psutil.pid_exists(flow.pid)
-    for process in (run, flow, runner.process):
+    for process in (run, flow, runner):
         with process:  # closes its pipe
             pass
 
@@ -177,51 +184,44 @@ while not (told and pathlib.Path(sys.argv[1]).exists()):
 SERVES = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
 
 
-def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path: Path) -> None:
-    """The runner tells it how its runs ended, and would ask for minutes. One that hangs is not
-    waited for.
-    """
-    from deployments import up
-
-    (tmp_path / "logs").mkdir()
+def test_a_server_that_dies_while_the_runner_ends_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner tells it how its runs ended, and would ask for minutes."""
+    monkeypatch.setattr(managed_process, "RESTART_PAUSES_S", (0.0,))
     there = tmp_path / "there"
-    server = up.ManagedProcess(
-        "server", [sys.executable, "-c", SERVES, str(there)], {}, 10.0, lambda: False, 60.0
+    dead = subprocess.Popen(["true"], start_new_session=True)
+    dead.wait()
+    server = adopt(
+        "server", dead, tmp_path / "server.log", sys.executable, "-c", SERVES, str(there)
     )
-    server.num_deaths = len(up.RESTART_PAUSES_S)  # long ago
-    server.process = subprocess.Popen(["true"], start_new_session=True)
-    server.process.wait()
-    runner = up.ManagedProcess("runner", [], {}, 60.0, lambda: True, 1.0)
-    runner.process = subprocess.Popen(
+    runner = subprocess.Popen(
         [sys.executable, "-c", WAITS, str(there)], stdout=subprocess.PIPE, start_new_session=True
     )
-    assert runner.process.stdout is not None
-    with runner.process.stdout as lines:
+    assert runner.stdout is not None
+    with runner.stdout as lines:
         assert lines.readline() == b"up\n"
-    launcher_ = up.Launcher(tmp_path, None)
-    launcher_.children, launcher_.lock_fd = [server, runner], 0
-    launcher_._end_all()
-    assert runner.process.returncode == 0
-    assert server.process.returncode == -15
+    launcher = serve.Launcher(tmp_path, None)
+    launcher.children = {SERVER: server, RUNNER: adopt("runner", runner, tmp_path / "runner.log")}
+    launcher._end_all()
+    assert runner.returncode == 0
+    assert server.exit_code == -15
 
 
 def test_a_group_of_zombies_ends_the_launcher_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On macOS a signal to it is not permitted."""
-    from deployments import up
 
     def refuse(*_: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    (tmp_path / "logs").mkdir()
-    child = up.ManagedProcess("server", ["true"], {}, 0.1, lambda: True, 1.0)
-    child.process = subprocess.Popen(["true"], start_new_session=True)
+    process = subprocess.Popen(["true"], start_new_session=True)
     monkeypatch.setattr(os, "killpg", refuse)
-    launcher_ = up.Launcher(tmp_path, None)
-    launcher_.children, launcher_.lock_fd = [child], 0
-    launcher_._end_all()
-    assert child.process.returncode == 0
+    launcher = serve.Launcher(tmp_path, None)
+    launcher.children = {SERVER: adopt("server", process, tmp_path / "server.log")}
+    launcher._end_all()
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
     """No runner is started that would only print a traceback."""
     url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"
     done = subprocess.run(
-        [sys.executable, "-m", "deployments.up", *options],
+        [sys.executable, "-m", "deployments.serve", *options],
         env={**os.environ, "PREFECT_API_URL": url, "LACHESIS_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -255,7 +255,7 @@ def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path)
     """The runner was started together with it, and waits for it."""
     database = f"sqlite+aiosqlite:///{tmp_path / 'no such folder' / 'prefect.db'}"
     done = subprocess.run(
-        [sys.executable, "-m", "deployments.up"],
+        [sys.executable, "-m", "deployments.serve"],
         env={
             **os.environ,
             "LACHESIS_HOME": str(tmp_path),
@@ -274,23 +274,19 @@ def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path)
 
 def test_a_runner_is_not_waited_for_without_its_server(tmp_path: Path) -> None:
     """It waits for the server itself, which nobody would start again."""
-    from deployments import up
-
-    (tmp_path / "logs").mkdir()
-    server = up.ManagedProcess("server", [], {}, 1.0, lambda: True, 60.0)
-    server.process = subprocess.Popen(["false"])
-    server.process.wait()
+    dead = subprocess.Popen(["false"])
+    dead.wait()
     sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
-    runner = up.ManagedProcess("runner", [], {}, 1.0, lambda: False, 60.0)
-    runner.process = subprocess.Popen(sleeps, start_new_session=True)
-    runner.started_at = began = time.monotonic()
-    launcher = up.Launcher(tmp_path, None)
-    launcher.children = [server, runner]
+    runner = adopt(
+        "runner", subprocess.Popen(sleeps, start_new_session=True), tmp_path / "runner.log"
+    )
+    launcher = serve.Launcher(tmp_path, None)
+    launcher.children = {
+        SERVER: adopt("server", dead, tmp_path / "server.log"),
+        RUNNER: runner,
+    }
     try:
-        launcher._wait_until_ready(runner, is_restart=True)
-        assert time.monotonic() - began < 30
         with pytest.raises(ProcessExitedError, match="the Prefect server exited with code 1"):
-            launcher._wait_until_ready(runner)
+            runner.wait_until_ready(lambda: launcher._is_ready(runner), 30)
     finally:
-        runner.process.kill()
-        runner.process.wait()
+        runner.kill()

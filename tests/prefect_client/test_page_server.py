@@ -14,20 +14,25 @@ import httpx
 import psutil
 import pytest
 
-from deployments import page_server
-from deployments.page_server import PORT_VARIABLE, PageServer
+from deployments.serve import PAGES_PORT_VARIABLE, Launcher
+from lachesis.base import managed_process
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.server import find_page_server
 from tests.patience import deadline
 
 
+def make_launcher(home: Path) -> Launcher:
+    (home / "logs").mkdir(parents=True, exist_ok=True)
+    return Launcher(home, None)
+
+
 @pytest.fixture
-def pages(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
-    (clean_environment / "logs").mkdir()
-    monkeypatch.setenv(PORT_VARIABLE, str(reserve_free_ports(1)[0]))
-    pages = PageServer(clean_environment)
-    yield pages
-    pages.end()
+def launcher(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    """A launcher of the home that serves nothing yet."""
+    monkeypatch.setenv(PAGES_PORT_VARIABLE, str(reserve_free_ports(1)[0]))
+    launcher = make_launcher(clean_environment)
+    yield launcher
+    launcher._end_all()
     assert find_page_server(clean_environment) is None
 
 
@@ -49,64 +54,64 @@ def read_link(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_printed_link_opens_the_pages(
-    pages: PageServer, capsys: pytest.CaptureFixture[str], clean_environment: Path
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], clean_environment: Path
 ) -> None:
-    pages.start()
+    launcher._start_pages()
     link = read_link(capsys)
     answer = wait_for_page(link)
     assert answer.status_code == 200
     assert "No runs yet." in answer.text
     assert httpx.get(f"{find_page_server(clean_environment)}/runs").status_code == 401
-    second = PageServer(clean_environment)
-    second.start()
+    second = make_launcher(clean_environment)
+    second._start_pages()
     assert read_link(capsys).partition("/sign-in")[0] == link.partition("/sign-in")[0]
-    second.end()
+    second._end_all()
     assert wait_for_page(link).status_code == 200, "what another one has started goes on"
 
 
 def test_pages_that_died_are_served_again(
-    pages: PageServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages.start()
+    launcher._start_pages()
     link = read_link(capsys)
     wait_for_page(link)
-    assert pages._process is not None
-    first = pages._process
-    pages.restart_if_dead()
-    assert pages._process is first
+    assert launcher.pages is not None
+    first = launcher.pages.process
+    assert first is not None
+    launcher._restart_what_died()
+    assert launcher.pages.process is first
     first.kill()
     first.wait()
-    pages.restart_if_dead()
-    assert pages._process is first, "not at once, in case it cannot live"
-    monkeypatch.setattr(page_server, "RESTART_PAUSE_S", 0.0)
-    pages.restart_if_dead()
+    launcher._restart_what_died()
+    assert launcher.pages.process is first, "not at once, in case it cannot live"
+    monkeypatch.setattr(managed_process, "RESTART_PAUSES_S", (0.0,))
+    launcher._restart_what_died()
     assert wait_for_page(link).status_code == 200
 
 
 def test_launchers_that_start_together_have_pages_of_their_own(
-    pages: PageServer,
+    launcher: Launcher,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "other" / "logs").mkdir(parents=True)
-    other = PageServer(tmp_path / "other")
-    pages.start()
+    other = make_launcher(tmp_path / "other")
+    launcher._start_pages()
     monkeypatch.setenv("LACHESIS_HOME", str(other.home))
-    other.start()
+    other._start_pages()
     links = [line.removeprefix("pages: ") for line in capsys.readouterr().out.splitlines()]
     assert len({link.partition("/sign-in")[0] for link in links}) == 2
     assert [wait_for_page(link).status_code for link in links] == [200, 200]
-    other.end()
+    other._end_all()
 
 
 def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> None:
     (clean_environment / "logs").mkdir()
     program = (
-        "import sys, time; from pathlib import Path; from deployments.page_server import "
-        "PageServer; PageServer(Path(sys.argv[1])).start(); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from deployments.serve import Launcher; "
+        "launcher = Launcher(Path(sys.argv[1]), None); launcher._start_pages(); time.sleep(60)"
     )
-    env = {**os.environ, PORT_VARIABLE: str(reserve_free_ports(1)[0])}
+    env = {**os.environ, PAGES_PORT_VARIABLE: str(reserve_free_ports(1)[0])}
     launcher = subprocess.Popen(
         [sys.executable, "-c", program, str(clean_environment)], env=env, stdout=subprocess.PIPE
     )
@@ -119,17 +124,18 @@ def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> No
     launcher.stdout.close()
     psutil.wait_procs([child], timeout=20)
     assert not child.is_running()
+    assert find_page_server(clean_environment) is None, "its file is still there"
 
 
 def test_no_pages_are_served_where_the_port_is_0(
     clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(PORT_VARIABLE, "0")
-    pages = PageServer(clean_environment)
-    pages.start()
-    pages.restart_if_dead()
-    pages.end()
+    monkeypatch.setenv(PAGES_PORT_VARIABLE, "0")
+    launcher = make_launcher(clean_environment)
+    launcher._start_pages()
+    launcher._restart_what_died()
+    launcher._end_all()
     assert capsys.readouterr().out == ""
-    monkeypatch.setenv(PORT_VARIABLE, "many")
-    pages.start()
+    monkeypatch.setenv(PAGES_PORT_VARIABLE, "many")
+    launcher._start_pages()
     assert "the environment variable LACHESIS_PAGES_PORT is 'many'" in capsys.readouterr().err

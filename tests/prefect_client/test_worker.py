@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.up import PREFECT_SETTINGS
+from deployments.serve import PREFECT_SETTINGS
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 from tests.patience import deadline

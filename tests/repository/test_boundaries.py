@@ -63,7 +63,7 @@ LIGHT = (
     "lachesis.agent_tools.http_routes",
     "lachesis.agent_tools.mcp_server",
     # a launcher that has imported Prefect can hang at its end when the server is gone
-    "deployments.up",
+    "deployments.serve",
 )
 
 

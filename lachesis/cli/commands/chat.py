@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import Annotated
 
-import httpx
 from cyclopts import Parameter
 
 from lachesis.base.argparse_types import GROUP_SIZE, NUM_TOKENS, PORT, TEMPERATURE
 from lachesis.base.errors import ArgumentsError, EngineRequestError
+from lachesis.base.http_client import request_service
 from lachesis.base.http_guard import describe_token_location, load_or_create_token
 from lachesis.base.json_text import Json
 from lachesis.cli import terminal
@@ -199,12 +199,12 @@ def complete(
         route, body["prompt"] = "completions", "\n".join(one["content"] for one in messages)
     else:
         body["messages"] = messages
-    response = httpx.post(
+    response = request_service(
+        "POST",
         f"{endpoint.url}/{route}",
         json=body,
         headers={"Authorization": f"Bearer {endpoint.token}"},
         timeout=ANSWER_TIMEOUT_S,
-        trust_env=False,
     )
     content = response.json()
     if response.status_code != 200:

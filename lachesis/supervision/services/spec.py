@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from lachesis.base.http_client import get_tls_context
+from lachesis.base.http_client import request_service
 
 # Returns an empty text if the service is ready, else what it responded.
 ReadinessCheck = Callable[[], str]
@@ -62,15 +62,7 @@ def make_http_readiness_check(
 
     def check_url() -> str:
         try:
-            response = httpx.request(
-                "GET",
-                url,
-                headers=dict(headers or {}),
-                json=body,
-                timeout=3.0,
-                trust_env=False,
-                verify=get_tls_context(),
-            )
+            response = request_service("GET", url, headers=dict(headers or {}), json=body)
         except httpx.HTTPError as error:
             return f"{type(error).__name__} from {url}"
         if response.status_code != 200:
