@@ -14,11 +14,11 @@ from table import show
 
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli.commands import watch
-from lachesis.config.field_edits import parse_assignment
+from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.environment_catalog import lookup
 from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.run_history import RunFacts
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.tiny_model import build, teach
 
@@ -56,8 +56,9 @@ def measure_learning(
     seed: int,
     edits: tuple[tuple[str, str], ...] = (),
 ) -> list[object]:
-    all_edits = (("data_seed", seed), *edits)
-    record = service.start(LaunchRequest(name, edits=all_edits, model=model, seed=seed))
+    settings = {"data_seed": seed, **dict(edits)}
+    spec = LaunchSpec(environment=name, settings=settings, model=model, seed=seed)
+    record = service.start(spec)
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     submit.wait_until_gone(service.store, record)
     results = service.get_results(record.run_id).to_payload()

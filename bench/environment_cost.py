@@ -23,13 +23,13 @@ from engine import medium
 from table import show
 
 from lachesis.base.json_text import read_json_lines
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog import lookup, scan
 from lachesis.environment_catalog.new_environment import TEMPLATE
 from lachesis.environment_check.stages import serve_base_model
 from lachesis.environment_toolkit.sandbox import Sandbox
-from lachesis.inference_tests.store import InferenceRequest
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.readiness import wait_until_ended
 from lachesis.supervision.running_services import ServiceGroup
@@ -168,22 +168,16 @@ def measure_process(name: str, model: Path | None, folder: Path) -> None:
     to the same server by hand, one after the other: what is more is tokenising, scoring and
     Atropos.
     """
-    launch = LaunchRequest(name, model=str(model) if model else None)
-    resolved = LachesisService().resolve(launch)
+    spec = LaunchSpec(environment=name, model=str(model) if model else None)
+    resolved = LachesisService().resolve(spec)
     environment, config = resolved.environment, resolved.config
     LachesisService().build_tiny_model(config, lambda done, total: None)
     output = folder / "groups.jsonl"
-    request = InferenceRequest(
-        environment=name,
-        environment_file=environment.file_path,
-        models=[],
-        num_steps=GROUPS,
-        group_size=GROUP,
-    )
+    test_spec = TestSpec(environment=name, steps=GROUPS, group_size=GROUP)
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
         content = make_process_config(
-            plan.config, request, output, plan.config.openai.model_dump(mode="json"), "bench"
+            plan.config, test_spec, output, plan.config.openai.model_dump(mode="json"), "bench"
         )
         places = {
             "output": str(output),

@@ -28,7 +28,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
-    from lachesis.inference_tests.store import TestOptions
     from lachesis.tiny_model import build
     from tests.endpoint import serving
 
@@ -43,18 +42,12 @@ def main() -> None:
         from lachesis.prefect_client.background_serve import LauncherProcess
 
         with LauncherProcess():
-            keyless = [time_test(TestOptions())[0] for _ in range(args.repeat)]
+            keyless = [time_test()[0] for _ in range(args.repeat)]
             alone, together = [], []
             for turn in range(args.repeat):
-                alone.append(
-                    max(
-                        time_test(TestOptions(models=[f"one/{turn}"], num_steps=GROUPS))[1].values()
-                    )
-                )
-                three = TestOptions(
-                    models=[f"{name}/{turn}" for name in ("a", "b", "c")], num_steps=GROUPS
-                )
-                together.append(max(time_test(three)[1].values()))
+                alone.append(max(time_test(models=[f"one/{turn}"], steps=GROUPS)[1].values()))
+                names = [f"{name}/{turn}" for name in ("a", "b", "c")]
+                together.append(max(time_test(models=names, steps=GROUPS)[1].values()))
     one_s, three_s = statistics.median(alone), statistics.median(together)
     rows: list[list[object]] = [
         [
@@ -74,12 +67,13 @@ def main() -> None:
     show("validation", ["what (median)", "measured", "target", "ratio to one model"], rows)
 
 
-def time_test(options: object) -> tuple[float, dict[str, float]]:
+def time_test(**options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
-    from lachesis.operations.service import LachesisService, LaunchRequest
+    from lachesis.config.launch_spec import TestSpec
+    from lachesis.operations.service import LachesisService
 
     service, started = LachesisService(), time.monotonic()
-    test = service.start_test(LaunchRequest("arithmetic"), options)  # type: ignore[arg-type]
+    test = service.start_test(TestSpec.model_validate({"environment": "arithmetic", **options}))
     while (test := service.get_test(test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test

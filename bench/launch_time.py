@@ -14,7 +14,8 @@ from table import show
 
 from lachesis.base import waiting
 from lachesis.base.timestamps import seconds_between
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.config.launch_spec import LaunchSpec
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.tiny_model import build
@@ -46,8 +47,8 @@ def main() -> None:
 
 def time_launch(service: LachesisService) -> dict[str, float]:
     """Launch, wait until healthy, stop; seconds since submission and of every task."""
-    edits = (("total_steps", 100000), ("tinker.use_wandb", False))
-    record = service.start(LaunchRequest("arithmetic", edits=edits))
+    settings = {"tinker.use_wandb": False}
+    record = service.start(LaunchSpec(environment="arithmetic", steps=100000, settings=settings))
     run_id = record.run_id
     waiting.wait_until(
         lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended,

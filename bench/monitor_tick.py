@@ -23,6 +23,7 @@ from table import show
 from lachesis.base.timestamps import now_iso
 from lachesis.base.waiting import wait_until
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.background_serve import LauncherProcess
 from lachesis.runs.metrics import MetricsFile
@@ -90,7 +91,8 @@ def make_runs(store: RunStore, url: str, port: int, first: int, count: int) -> N
             for name in ("engine", "api", "trainer", "environment")
         }
         record = RunRecord(
-            run_id=f"{number:08x}", environment="bench", environment_file="x.py",
+            run_id=f"{number:08x}", spec=LaunchSpec(environment="bench"),
+            environment="bench", environment_file="x.py",
             profile="embedded", base_model="m",
             total_steps=STEPS, seed=0, wandb_project="p", wandb_run_name="n", status="running",
             phase="training",

@@ -24,8 +24,9 @@ from table import show
 from transformers import AutoTokenizer
 
 from lachesis.cli.commands import watch
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.inference_server.token_usage import Usage
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.rollouts import writer as rollout_writer
 from lachesis.rollouts.columns import MISSING_LOGPROB
@@ -125,8 +126,9 @@ def make_step(tokenizer: Any, step: int) -> StepRollouts:
 def measure_step_s(steps: int, seed: int, max_gb: float) -> float:
     """Return the mean seconds of a step, without the first tenth of the run."""
     service = LachesisService()
-    edits = (*EDITS, ("total_steps", steps), ("rollouts.max_gb", max_gb))
-    record = service.start(LaunchRequest("arithmetic", edits=edits, seed=seed))
+    settings = {**dict(EDITS), "rollouts.max_gb": max_gb}
+    spec = LaunchSpec(environment="arithmetic", steps=steps, settings=settings, seed=seed)
+    record = service.start(spec)
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     submit.wait_until_gone(service.store, record)
     metrics = service.read_metrics(record.run_id)

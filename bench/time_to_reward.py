@@ -29,8 +29,9 @@ from engine import medium
 from table import show
 
 from lachesis.cli.commands import watch
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.environment_catalog import lookup
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.tiny_model import build
 
@@ -150,7 +151,8 @@ def measure_step_s(environment: str, model: str, num_steps: int, batches: int) -
     edits = (*EDITS[1:], ("total_steps", num_steps), ("max_batches_offpolicy", batches))
     # Evaluations would be counted as training.
     edits = (*edits, ("steps_per_eval", 0), ("max_token_length", 128))
-    record = service.start(LaunchRequest(environment, edits=edits, model=model, seed=0))
+    spec = LaunchSpec(environment=environment, settings=dict(edits), model=model, seed=0)
+    record = service.start(spec)
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     submit.wait_until_gone(service.store, record)
     steps = service.read_metrics(record.run_id)
@@ -165,7 +167,8 @@ RUNS: dict[int, str] = {}
 def measure_lachesis(seed: int, *edits: tuple[str, object]) -> Times:
     service = LachesisService()
     began = time.time()
-    record = service.start(LaunchRequest("arithmetic", edits=(*EDITS, *edits), seed=seed))
+    settings = dict((*EDITS, *edits))
+    record = service.start(LaunchSpec(environment="arithmetic", settings=settings, seed=seed))
     RUNS[seed] = record.run_id
     record = watch.watch_until_end(service, record.run_id, quiet=True)
     submit.wait_until_gone(service.store, record)

@@ -70,6 +70,7 @@ def make_runs() -> str:
     """Records with metrics; the living ones are known to the server as scheduled for another day.
     One of these.
     """
+    from lachesis.config.launch_spec import LaunchSpec
     from lachesis.prefect_client.resources import PrefectApi
     from lachesis.runs.metrics import MetricsFile
     from lachesis.runs.record import RunRecord
@@ -81,6 +82,7 @@ def make_runs() -> str:
         run_id = store.new_id()
         record = RunRecord(
             run_id=run_id,
+            spec=LaunchSpec(environment="arithmetic"),
             environment="arithmetic",
             environment_file="",
             profile="embedded",

@@ -28,6 +28,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.run_config import resolve_run_config
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -70,7 +71,8 @@ def fill_home(home: Path, num_runs: int, num_steps: int) -> list[str]:
         config = resolve_run_config("arithmetic", "embedded", edits, model="m")
         created = datetime.now(UTC) - timedelta(minutes=num_runs - number)
         record = RunRecord(
-            run_id=run_id, environment="arithmetic", environment_file="arithmetic.py",
+            run_id=run_id, spec=LaunchSpec(environment="arithmetic"),
+            environment="arithmetic", environment_file="arithmetic.py",
             profile="embedded", base_model="m", total_steps=num_steps, seed=number,
             wandb_project="p", wandb_run_name="n", status="completed", batch_size=128,
             created_at=created.isoformat(), attempt_duration_s=800.0,

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from lachesis import __version__
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError
-from lachesis.config.launch_spec import TestParameters, TrainingParameters
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.profiles import PROFILES
 from lachesis.prefect_client.background_serve import (
     MONITOR_FLOW,
@@ -41,7 +41,7 @@ ENTRYPOINTS = {
     MONITOR_FLOW: "flows.monitor.monitor",
     NIGHTLY_FLOW: "flows.nightly.validate_all",
 }
-MODELS: dict[str, type[BaseModel]] = {TRAINING_FLOW: TrainingParameters, TEST_FLOW: TestParameters}
+SPECS: dict[str, type[BaseModel]] = {TRAINING_FLOW: LaunchSpec, TEST_FLOW: TestSpec}
 DESCRIPTIONS = {
     TRAINING_FLOW: """\
 Trains a language model on an environment by reinforcement learning, and evaluates it before and
@@ -112,7 +112,7 @@ def make_deployment(
     required = tuple(name for name in choices if name == "environment")
     schema = read_parameter_schema(deployment)
     write_parameter_schema(
-        deployment, make_form(schema, choices, model=MODELS.get(flow), required=required)
+        deployment, make_form(schema, choices, spec=SPECS.get(flow), required=required)
     )
     return deployment
 

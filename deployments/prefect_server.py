@@ -18,7 +18,8 @@ import runpy
 import sys
 import threading
 import time
-from typing import Any
+
+from starlette.types import Receive, Send
 
 from deployments.log_capture import capture_output
 from lachesis.base.http_guard import ASGIApp, HttpGuard, Scope
@@ -49,7 +50,7 @@ def _prove_home(app: ASGIApp) -> ASGIApp:
     proof = make_home_proof(os.environ[LAUNCHER_MARK_VARIABLE])
     header = (HOME_HEADER.encode(), proof.encode())
 
-    async def respond(scope: Scope, receive: Any, send: Any) -> None:
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_proof(message: Scope) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), header]

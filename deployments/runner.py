@@ -33,7 +33,6 @@ from prefect.states import Cancelled, Completed, Crashed
 
 from deployments import definitions
 from deployments.log_capture import capture_output
-from deployments.waiting_runs import record_waiting_runs
 from lachesis.base.errors import LachesisError
 from lachesis.base.waiting import wait_until
 from lachesis.prefect_client.background_serve import (
@@ -49,6 +48,7 @@ from lachesis.prefect_client.internals import (
     stop_claiming_runs,
 )
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.runs_from_prefect import record_waiting_runs
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")

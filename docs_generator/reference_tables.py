@@ -8,8 +8,9 @@ from itertools import groupby
 
 from docs_generator.markdown import make_table, take_first_sentence
 from lachesis.base.errors import LachesisError, RunError
-from lachesis.config.field_edits import SECTIONS, ConfigField, ConfigFields, describe_allowed
+from lachesis.config.field_edits import SECTIONS, ConfigField, ConfigFields
 from lachesis.config.profiles import PROFILES
+from lachesis.config.value_parsing import describe_allowed
 from lachesis.runs.metric_names import METRIC_MEANINGS
 
 ERRORS_HEAD = """# Errors

@@ -11,25 +11,17 @@ from typing import Any
 from prefect import runtime
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
-from prefect.states import Cancelled, Failed
 
-from lachesis.base.errors import LachesisError, RunSkippedError, ServerDownError
-from lachesis.base.secrets import redact
+from lachesis.base.errors import LachesisError, ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
-
-# The name of the state of a flow run that could not begin because of what its user asked for.
-REFUSED = "Refused"
-# The name of the state of a scheduled run while the one before it lives.
-SKIPPED = "Skipped"
+from lachesis.prefect_client.runs_from_prefect import describe_refusal
 
 
 def make_refusal(error: LachesisError) -> State[Any]:
     """Return the state of a flow run that is refused or skipped; its message is that of the
     error.
     """
-    if isinstance(error, RunSkippedError):
-        return Cancelled(name=SKIPPED, message=str(error))
-    return Failed(name=REFUSED, message=redact(str(error)))
+    return State.model_validate(describe_refusal(error))
 
 
 def end_flow_run(state: State[Any], *, force: bool = False) -> State[Any]:

@@ -12,9 +12,9 @@ from prefect.states import Failed
 
 from flows.flow_run_state import end_flow_run, make_refusal
 from lachesis.base.errors import ArgumentsError, LachesisError
-from lachesis.inference_tests.store import TestOptions
+from lachesis.config.launch_spec import TestSpec
 from lachesis.launch.choose_model import TINY_MODEL
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client.forms import list_environment_names
 
 log = logging.getLogger("lachesis.nightly")
@@ -60,8 +60,8 @@ def _choose_environments(environments: list[str] | None) -> list[str]:
 
 def _submit_test(service: LachesisService, environment: str) -> str:
     """Submit a test and return its id."""
-    launch = LaunchRequest(environment, by_owner=True)
+    spec = TestSpec(environment=environment)
     # Without a taught model, the model of sums shows at least whether the environment works.
-    if service.describe(launch)["problem"]:
-        launch = LaunchRequest(environment, model=TINY_MODEL, by_owner=True)
-    return service.start_test(launch, TestOptions()).test_id
+    if service.describe(spec.to_launch())["problem"]:
+        spec = TestSpec(environment=environment, model=TINY_MODEL)
+    return service.start_test(spec).test_id

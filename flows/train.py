@@ -23,7 +23,6 @@ from flows.attempts import (
     record_exits,
 )
 from flows.flow_run_state import end_flow_run, make_refusal
-from flows.requested_runs import find_or_create_run, require_free_run
 from flows.stop_requests import SUSPENDED, StopRequested, raise_if_stop_requested
 from flows.training_run import TrainingRun
 from lachesis.base.errors import LachesisError, ValidationMissingError
@@ -32,7 +31,7 @@ from lachesis.config.launch_spec import RunLimits
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.required_test import require_validation
 from lachesis.inference_tests.store import InferenceTestStore
-from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run, require_free_run
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -56,6 +55,8 @@ def train(
     steps: int | None = None,
     model: str | None = None,
     name: str | None = None,
+    note: str | None = None,
+    tags: list[str] | None = None,
     seed: int | None = None,
     from_checkpoint: str | None = None,
     require_validation: bool = False,
@@ -66,45 +67,23 @@ def train(
     run_id: str | None = None,
     by_agent: bool = False,
 ) -> State[Any] | None:
-    """Train a language model on an environment.
-
-    Args:
-        environment: What the model is trained on: one of the environments that are found now.
-        profile: Where training happens: `embedded` on this machine, `tinker` on the Tinker cloud,
-            `custom` at another server of the Tinker protocol.
-        steps: Training steps. Empty: the profile's number.
-        model: Base model: a name on Hugging Face, a folder, or `tiny`. Empty: the profile's model,
-            or a tiny model that was pretrained on the environment.
-        name: A name of your own for the run, which lists and pages show.
-        seed: Seed of all random numbers. Empty: the profile's seed.
-        from_checkpoint: Start with the weights of a checkpoint: `RUN`, `RUN@STEP` or `RUN@best`.
-            In a schedule also `last` or `best`: that checkpoint of the schedule's last run.
-        require_validation: Refuse unless a recent test found the environment learnable. On paid
-            profiles it is required in any case.
-        without_validation: On a paid profile, do not require such a test.
-        confirmed: On a paid profile, agree to what the run costs. `lachesis train … --dry-run`
-            shows the forecast; a limit of US dollars counts as agreed too.
-        settings: Further fields, one `key=value` on each line, as in `tinker.learning_rate=0.001`;
-            `lachesis env show NAME` lists them.
-        limits: At the first limit that is reached, the run saves a checkpoint and stops.
-        run_id: Reserved for programs; leave it empty.
-        by_agent: Reserved for programs; leave it off.
+    """Train a language model on an environment. `LaunchSpec` describes the parameters; `run_id` is
+    reserved for programs.
     """
     parameters = dict(locals())
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
-    service = LachesisService()
-    flow_run_id = runtime.flow_run.id
+    store, flow_run_id = RunStore(), runtime.flow_run.id
     try:
-        record = find_or_create_run(service, parameters, flow_run_id)
-        require_free_run(service.store, record, flow_run_id)
+        record = find_or_create_run(store, parameters, flow_run_id)
+        require_free_run(store, record, flow_run_id)
     except LachesisError as error:
         return end_flow_run(make_refusal(error), force=True)
     if record.status == "completed":
         return end_flow_run(Completed(message=_describe_completed(record)))
     # The services inherit this lock, so a run is alive as long as one of its processes is.
-    with service.store.dir(record.run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
-        return _run_and_record_end(service.store, record.run_id, lock_fd)
+    with store.dir(record.run_id).hold_alive_lock(LOCK_TIMEOUT_S) as lock_fd:
+        return _run_and_record_end(store, record.run_id, lock_fd)
 
 
 def _describe_completed(record: RunRecord) -> str:

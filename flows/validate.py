@@ -19,7 +19,6 @@ from prefect.states import Cancelled, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.flow_run_state import end_flow_run, make_refusal
-from flows.requested_runs import find_or_create_test
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
@@ -38,7 +37,7 @@ from lachesis.inference_tests.results import (
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, Stage, get_model_name
 from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_learnability
 from lachesis.models.find_model import compute_template_digest
-from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.runs_from_prefect import find_or_create_test
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
@@ -77,34 +76,18 @@ def validate(
     test_id: str | None = None,
     by_agent: bool = False,
 ) -> State[Any] | None:
-    """Test an environment before training: does it work, and can a model learn from it?
-
-    Args:
-        environment: What is tested: one of the environments that are found now.
-        profile: Where training would happen: `embedded` on this machine, `tinker` on the Tinker
-            cloud, `custom` at another server of the Tinker protocol.
-        models: Models to compare: names at the endpoint, `embedded:NAME` for one on this machine,
-            or `tinker:NAME` for one of the Tinker server. Empty: the model that would be trained.
-        model: Base model that would be trained. Empty: the profile's model, or a tiny model that
-            was pretrained on the environment.
-        steps: Items of the environment that each model answers. Empty: 3.
-        group_size: Answers of a model to each item. Empty: 16.
-        prompts: Prompts of your own, instead of the environment's items.
-        max_tokens: Longest answer to a prompt of your own, in tokens.
-        temperature: Sampling temperature for prompts of your own.
-        settings: Further fields, one `key=value` on each line; `lachesis env show NAME` lists them.
-        test_id: Reserved for programs; leave it empty.
-        by_agent: Reserved for programs; leave it off.
+    """Test an environment before training: does it work, and can a model learn from it? `TestSpec`
+    describes the parameters; `test_id` is reserved for programs.
     """
     parameters = dict(locals())
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
-    service = LachesisService()
+    tests = InferenceTestStore()
     try:
-        test = find_or_create_test(service, parameters, runtime.flow_run.id)
+        test = find_or_create_test(tests, parameters, runtime.flow_run.id)
     except LachesisError as error:
         return end_flow_run(make_refusal(error), force=True)
-    return _run_test(service.tests, test.test_id)
+    return _run_test(tests, test.test_id)
 
 
 def _run_test(tests: InferenceTestStore, test_id: str) -> State[Any] | None:
@@ -268,7 +251,7 @@ def _make_model_entry(
     output = context.tests.get_output_file(record.test, model)
     counts = read_counts(context.tests.get_counters_file(record.test, model))
     verdict = None
-    if request.prompts is None:
+    if request.spec.prompts is None:
         verdict, error = _judge_model(record, context, model, error, model_free)
     forecast = _make_forecast(record.test, context, output, counts) if verdict else None
     result = make_model_result(
@@ -276,14 +259,14 @@ def _make_model_entry(
         model,
         wandb_run_name,
         error=error,
-        prompts=bool(request.prompts),
+        prompts=bool(request.spec.prompts),
         verdict=verdict,
         forecast=forecast,
         cost_usd=compute_test_cost(model, counts, context.tests.home),
     )
     if (
         not error
-        and result["steps_tested"] + (counts or {}).get("empty_groups", 0) < request.num_steps
+        and result["steps_tested"] + (counts or {}).get("empty_groups", 0) < request.spec.num_groups
     ):
         shortfall = f"only {result['steps_tested']} of the requested groups were made"
         reasons = "; ".join([shortfall, *(counts or {}).get("errors", {})])
@@ -334,12 +317,12 @@ def _make_forecast(
 
 
 def _make_broken_entry(context: InferenceTestContext, model: str, reason: str) -> Json:
-    if context.test.request.prompts is None:
+    if context.test.request.spec.prompts is None:
         verdict = judge_learnability(InferenceCounts(), error=reason)
     else:
         verdict = None
     output = context.tests.get_output_file(context.test, model)
-    prompts = bool(context.test.request.prompts)
+    prompts = bool(context.test.request.spec.prompts)
     return make_model_result(
         output,
         model,

@@ -105,7 +105,12 @@ def _run_model_inference(context: InferenceTestContext, model: str, wandb_run: s
             config, endpoint, client_env = _prepare_endpoint(group, context, model)
             use_wandb = "WANDB_API_KEY" in os.environ
             config_yaml = make_process_config(
-                config, context.test.request, files[0], endpoint, wandb_run, use_wandb=use_wandb
+                config,
+                context.test.request.spec,
+                files[0],
+                endpoint,
+                wandb_run,
+                use_wandb=use_wandb,
             )
             _run_process_command(group, context, model, config_yaml, wandb_run, client_env)
     except LachesisError as problem:
@@ -189,11 +194,14 @@ def _make_test_spec(context: InferenceTestContext, model: str, wandb_run_name: s
         "output": str(context.tests.get_output_file(test, model)),
         "counters": str(context.tests.get_counters_file(test, model)),
         "samples": str(context.tests.get_samples_file(test, model)),
-        "prompts": request.prompts,
+        "prompts": request.spec.prompts,
         "wandb_run": wandb_run_name,
     }
-    if request.prompts:
-        test_spec |= {"max_tokens": request.max_tokens, "temperature": request.temperature}
+    if request.spec.prompts:
+        test_spec |= {
+            "max_tokens": request.spec.max_tokens,
+            "temperature": request.spec.temperature,
+        }
     return test_spec
 
 

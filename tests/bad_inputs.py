@@ -82,7 +82,7 @@ BAD_INPUTS = [
     BadInput(
         "long name",
         {**ARITHMETIC, "name": "x" * 61},
-        ("the parameter name is", "at most 60 characters"),
+        ("the name 'xxx", "at most 60 characters"),
     ),
     BadInput(
         "missing key",

@@ -7,23 +7,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
 
 from lachesis.agent_tools import schemas, views
-from lachesis.agent_tools.session import Draft, LastReport, SessionFile, SessionState, StartedRun
+from lachesis.agent_tools.session import LastReport, SessionFile, SessionState, StartedRun
 from lachesis.base import paths
 from lachesis.base.api_keys import describe_places
 from lachesis.base.errors import ConfigError, LachesisError, RunStateError
 from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKEND_FIELDS
 from lachesis.config.installation_settings import get_default_profile
+from lachesis.config.launch_spec import LaunchSpec, read_spec
 from lachesis.config.profiles import list_missing_keys
 from lachesis.config.value_parsing import read_env_number
 from lachesis.launch.choose_model import describe_default_model
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.reporting.run_schemas import QueuePlace, RunResults, RunStatus
 from lachesis.reporting.run_view import find_log_files
@@ -62,8 +63,9 @@ class AgentSession:
         self, name: str, profile: str | None = None, model: str | None = None
     ) -> schemas.SelectAnswer:
         """Select an environment: replace the draft by a new one with default values."""
-        draft = Draft(environment=name, profile=profile or get_default_profile(), model=model)
-        launch_description = self.service.describe(make_launch_request(draft))
+        values = {"environment": name, "profile": profile or get_default_profile(), "model": model}
+        draft = read_spec(LaunchSpec, {**values, "by_agent": True})
+        launch_description = self.service.describe(draft)
         missing = list_missing_keys(draft.profile, background_serve.read_key_names())
         warnings = [launch_description["warning"], launch_description["problem"]]
         if missing:
@@ -89,7 +91,7 @@ class AgentSession:
         are locked.
         """
         draft = self.require_draft(self.session_file.read())
-        launch_description = self.service.describe(make_launch_request(draft))
+        launch_description = self.service.describe(draft)
         # Fields of another profile would only have to be read.
         others = () if draft.profile == "custom" else BACKEND_FIELDS
         fields = [field for field in launch_description["fields"] if field["name"] not in others]
@@ -111,12 +113,11 @@ class AgentSession:
     def edit(self, field: str, value: object) -> schemas.EditAnswer:
         """Change one field of the draft."""
         with self.session_file.change() as state:
-            draft = self.require_draft(state)
-            launch, edited_field, checked_value = self.service.edit(
-                make_launch_request(draft), field, value
+            draft, edited_field, checked_value = self.service.edit(
+                self.require_draft(state), field, value
             )
-            state.draft = draft.model_copy(update={"edits": dict(launch.edits)})
-        launch_description = self.service.describe(launch)
+            state.draft = draft
+        launch_description = self.service.describe(draft)
         return schemas.EditAnswer(
             message=f"{edited_field.section}.{edited_field.name} is now {checked_value!r}",
             field=edited_field.name,
@@ -125,7 +126,7 @@ class AgentSession:
             **views.drop_empty(problem=launch_description["problem"]),
         )
 
-    def require_draft(self, state: SessionState) -> Draft:
+    def require_draft(self, state: SessionState) -> LaunchSpec:
         """Return the draft, or raise ConfigError if no environment is selected."""
         if state.draft is None:
             raise RunStateError(
@@ -142,7 +143,7 @@ class AgentSession:
         *,
         key: str | None = None,
         require_validation: bool = False,
-        start_from: str | None = None,
+        from_checkpoint: str | None = None,
         confirmed: bool = False,
     ) -> schemas.StartAnswer:
         """Start the draft. The same key returns the existing run.
@@ -151,7 +152,12 @@ class AgentSession:
         calls again gets the same run.
         """
         with self.session_file.change() as state:
-            draft = self.require_draft(state).model_copy(update={"start_from": start_from})
+            draft = self.require_draft(state).model_copy(
+                update={
+                    "from_checkpoint": from_checkpoint,
+                    "require_validation": require_validation,
+                }
+            )
             start = _find_earlier_start(state, draft, key)
             is_repeated = start is not None
             if start is None:
@@ -161,12 +167,8 @@ class AgentSession:
                 state.starts.append(start)
                 self.session_file.write(state)
             try:
-                launch = replace(
-                    make_launch_request(draft),
-                    require_validation=require_validation,
-                    confirmed=confirmed,
-                )
-                record = self.service.start(launch, start.run_id)
+                spec = draft.model_copy(update={"confirmed": confirmed})
+                record = self.service.start(spec, start.run_id)
             except LachesisError:
                 if not is_repeated:
                     state.starts.remove(start)
@@ -175,7 +177,7 @@ class AgentSession:
         if not is_repeated:
             return self._build_start_answer(
                 record,
-                model_note=describe_default_model(make_launch_request(draft), record.base_model),
+                model_note=describe_default_model(draft, record.base_model),
             )
         return self._build_start_answer(
             self.service.get_run(record.run_id),
@@ -349,18 +351,9 @@ def _get_change_key(report: RunStatus | Json) -> tuple[Any, ...]:
     )
 
 
-def make_launch_request(draft: Draft) -> LaunchRequest:
-    """Return what the service needs to check and start the draft."""
-    return LaunchRequest(
-        draft.environment,
-        draft.profile,
-        tuple(draft.edits.items()),
-        draft.model,
-        start_from=draft.start_from,
-    )
-
-
-def _find_earlier_start(state: SessionState, draft: Draft, key: str | None) -> StartedRun | None:
+def _find_earlier_start(
+    state: SessionState, draft: LaunchSpec, key: str | None
+) -> StartedRun | None:
     """Return the start with the same key, if there is one.
 
     Raises:

@@ -27,12 +27,13 @@ from lachesis.base.errors import LachesisError, StorageError, UnknownTestError, 
 from lachesis.base.files import read_last_lines, storage_errors, write_private
 from lachesis.base.managed_process import ManagedProcess
 from lachesis.base.timestamps import now_iso
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.owner_policy import load_policy
 from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.environment_check.check import CheckResult, run_environment_checks
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.runs.folder import RunDir
 
 MAX_KEPT_JOBS = 50
@@ -256,8 +257,8 @@ def main() -> None:
         if job.install:
             requirements.install_requirements(Path(job.environment_file))
         service = LachesisService(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
-        launch = LaunchRequest(job.environment, "embedded", model=job.model)
-        resolved = service.resolve(launch)
+        spec = LaunchSpec(environment=job.environment, model=job.model, by_agent=True)
+        resolved = service.resolve(spec)
         service.build_tiny_model(resolved.config, lambda done, total: None)
         run_environment_checks(
             resolved.environment,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,36 +14,40 @@ from lachesis.agent_tools.draft import (
     PROGRESS_INTERVAL_S,
     AgentSession,
     ReportProgress,
-    make_launch_request,
 )
 from lachesis.agent_tools.schemas import TestReport
 from lachesis.agent_tools.session import RequestedTest
 from lachesis.base.errors import StorageError, UnknownTestError
-from lachesis.inference_tests.store import InferenceTest, TestOptions
+from lachesis.config.launch_spec import TestSpec, read_spec
+from lachesis.inference_tests.store import InferenceTest
 
 
 def run_inference_test(
     session: AgentSession,
-    options: TestOptions,
+    options: Mapping[str, Any],
     report_progress: ReportProgress,
     deadline: float | None = None,
 ) -> TestReport:
     """Test the draft's environment, and return a report when it has ended or the time is over.
 
-    The same call again continues to wait for the same test. `deadline` is as in `wait_for_test`.
+    The same call again continues to wait for the same test. `options` are fields of `TestSpec`, and
+    `deadline` is as in `wait_for_test`.
     """
     with session.session_file.change() as state:
         draft = session.require_draft(state)
-        request = {**draft.model_dump(mode="json"), **options.model_dump(mode="json")}
+        draft_values = {
+            name: value
+            for name, value in draft.model_dump().items()
+            if name in TestSpec.model_fields and name != "steps"
+        }
+        spec = read_spec(TestSpec, {**draft_values, "settings": draft.list_edits(), **options})
         if (
             state.test is None
-            or state.test.request != request
+            or state.test.request != spec
             or _has_test_ended(session, state.test.test_id)
         ):
-            state.test = RequestedTest(
-                request=request,
-                test_id=session.service.start_test(make_launch_request(draft), options).test_id,
-            )
+            test = session.service.start_test(spec)
+            state.test = RequestedTest(request=spec, test_id=test.test_id)
         test_id = state.test.test_id
     return wait_for_test(session, test_id, report_progress, deadline)
 
@@ -86,7 +92,7 @@ def wait_for_test(
 
 
 def _count_groups(session: AgentSession, test: InferenceTest) -> tuple[int, int]:
-    return session.service.tests.count_finished_groups(test), test.request.num_steps * len(
+    return session.service.tests.count_finished_groups(test), test.request.spec.num_groups * len(
         test.request.models
     )
 

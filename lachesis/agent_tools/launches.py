@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from lachesis.agent_tools import views
-from lachesis.agent_tools.draft import AgentSession, make_launch_request
+from lachesis.agent_tools.draft import AgentSession
 from lachesis.agent_tools.schemas import StartAnswer
 from lachesis.base.json_text import Json
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.field_edits import get_editable_values
-from lachesis.config.profiles import PROFILES, check_profile, list_missing_keys
+from lachesis.config.profiles import PROFILES, check_profile
 from lachesis.inference_tests.forecast import Forecast
-from lachesis.launch.choose_model import find_model_problem
 from lachesis.prefect_client import background_serve
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
@@ -31,20 +30,16 @@ def must_confirm(session: AgentSession, run_id: str | None = None) -> bool:
     if run_id:
         return is_paid(session, run_id)
     draft = session.require_draft(session.session_file.read())
-    return needs_confirmation(draft.profile, draft.edits)
+    return needs_confirmation(draft.profile, draft.list_edits())
 
 
-def preview_start(session: AgentSession, start_from: str | None = None) -> StartAnswer:
+def preview_start(session: AgentSession, from_checkpoint: str | None = None) -> StartAnswer:
     """Return what a start would do now; nothing is written or submitted."""
     draft = session.require_draft(session.session_file.read()).model_copy(
-        update={"start_from": start_from}
+        update={"from_checkpoint": from_checkpoint}
     )
-    launch = make_launch_request(draft)
-    preview = session.service.preview_record(launch)
+    preview = session.service.preview(draft)
     config, plan, forecast = preview.launch.config, preview.plan, preview.record.forecast
-    missing = list_missing_keys(draft.profile, background_serve.read_key_names())
-    key_problem = missing and f"{', '.join(missing)} is not known to `lachesis serve`"
-    problem = key_problem or find_model_problem(launch, config, session.service.store.home)
     return StartAnswer(
         message="nothing was started; this is what rl_start_training() would start",
         environment=draft.environment,
@@ -57,7 +52,7 @@ def preview_start(session: AgentSession, start_from: str | None = None) -> Start
         base_model=config.openai.model_name,
         next_steps=["rl_start_training()"],
         **views.drop_empty(
-            problem=problem and f"it cannot start: {problem}",
+            problem=preview.problem and f"it cannot start: {preview.problem}",
             forecast=Forecast.model_validate(forecast) if forecast else None,
         ),
     )
@@ -86,7 +81,7 @@ def preview_resume(session: AgentSession, run_id: str) -> StartAnswer:
 
 
 def ask_for_confirmation(
-    session: AgentSession, resume: str | None, start_from: str | None
+    session: AgentSession, resume: str | None, from_checkpoint: str | None
 ) -> StartAnswer:
     """Return what a paid start or resume would do and cost, and how to agree to it.
 
@@ -100,7 +95,7 @@ def ask_for_confirmation(
     else:
         draft = session.require_draft(session.session_file.read())
         check_profile(draft.profile, background_serve.read_key_names())
-        preview = preview_start(session, start_from)
+        preview = preview_start(session, from_checkpoint)
         if preview.forecast is not None:
             forecast = preview.forecast.model_dump(mode="json")
     update = {

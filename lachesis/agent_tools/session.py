@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MAX_KEPT_STARTS = 1000
@@ -39,24 +40,11 @@ def make_session_name(folder: Path | None = None) -> str:
     return f"{readable_name}-{digest[:8]}"
 
 
-class Draft(BaseModel):
-    """The configuration that would be started now. `edits` maps section.field to a value."""
-
-    model_config = ConfigDict(frozen=True)
-
-    environment: str
-    profile: str
-    model: str | None = None
-    edits: dict[str, Any] = {}
-    start_from: str | None = None
-    """The checkpoint to start from. It is set on the draft of a start, not on the edited draft."""
-
-
 class StartedRun(BaseModel):
     """A run that this session has started; `started_at` is a Unix time."""
 
     run_id: str
-    draft: Draft
+    draft: LaunchSpec
     started_at: float
     key: str | None = None
 
@@ -71,14 +59,15 @@ class LastReport(BaseModel):
 class RequestedTest(BaseModel):
     """The last inference test: its options and its id."""
 
-    request: dict[str, Any]
+    request: TestSpec
     test_id: str
 
 
 class SessionState(BaseModel):
     """Everything that is kept of one session."""
 
-    draft: Draft | None = None
+    draft: LaunchSpec | None = None
+    """What would be started now."""
     starts: list[StartedRun] = []
     last_reports: dict[str, LastReport] = {}
     test: RequestedTest | None = None

@@ -34,7 +34,7 @@ ResumedRun = Annotated[
         description="An ended run to continue, from its newest checkpoint if there is one",
     ),
 ]
-StartFrom = Annotated[
+FromCheckpoint = Annotated[
     str | None,
     Field(
         max_length=100,

@@ -37,6 +37,7 @@ from lachesis.agent_tools.tool_arguments import (
     AnsweringModel,
     Confirm,
     CreateFile,
+    FromCheckpoint,
     IdempotencyKey,
     InstallRequirements,
     NewLimits,
@@ -48,7 +49,6 @@ from lachesis.agent_tools.tool_arguments import (
     RunId,
     SelectedModel,
     SelectedProfile,
-    StartFrom,
     TestedModels,
     TestPrompts,
 )
@@ -63,7 +63,6 @@ from lachesis.agent_tools.tool_definition import (
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.config.installation_settings import get_default_profile
-from lachesis.inference_tests.store import TestOptions
 from lachesis.launch.offered_models import ModelList, list_models
 from lachesis.operations.server import call_with_server
 from lachesis.reporting.run_schemas import RunResults
@@ -158,7 +157,7 @@ def rl_start_training(
     resume: ResumedRun = None,
     idempotency_key: IdempotencyKey = None,
     require_validation: RequireValidation = False,
-    start_from: StartFrom = None,
+    from_checkpoint: FromCheckpoint = None,
     limits: NewLimits = None,
     confirm: Confirm = False,
 ) -> schemas.StartAnswer:
@@ -168,10 +167,10 @@ def rl_start_training(
     A call that may be repeated needs an `idempotency_key`: the same key returns the existing run.
     If the host is running its maximum number of runs, the run waits and `queue` has its place.
     """
-    if resume is not None and (idempotency_key or require_validation or start_from):
+    if resume is not None and (idempotency_key or require_validation or from_checkpoint):
         raise ArgumentsError(
             "resume is safe to repeat by itself; idempotency_key, require_validation and "
-            "start_from are for new runs"
+            "from_checkpoint are for new runs"
         )
     if limits is not None and resume is None:
         raise ArgumentsError(
@@ -179,10 +178,10 @@ def rl_start_training(
         )
     if dry_run:
         if resume is None:
-            return preview_start(context.session, start_from)
+            return preview_start(context.session, from_checkpoint)
         return preview_resume(context.session, resume)
     if not confirm and must_confirm(context.session, resume):
-        return ask_for_confirmation(context.session, resume, start_from)
+        return ask_for_confirmation(context.session, resume, from_checkpoint)
     if resume is not None:
         return _call_with_server(context, lambda: context.session.resume(resume, limits))
     return _call_with_server(
@@ -190,7 +189,7 @@ def rl_start_training(
         lambda: context.session.start(
             key=idempotency_key,
             require_validation=require_validation,
-            start_from=start_from,
+            from_checkpoint=from_checkpoint,
             confirmed=confirm,
         ),
     )
@@ -307,14 +306,14 @@ def rl_test_inference(
     """
     if test_id is not None:
         return inference_tests.wait_for_test(context.session, test_id, context.report_progress)
-    options = TestOptions(
-        num_steps=num_steps,
-        group_size=group_size,
-        models=models,
-        prompts=prompts,
-        max_tokens=max_tokens if prompts else None,
-        temperature=temperature if prompts else None,
-    )
+    options: Json = {
+        "steps": num_steps,
+        "group_size": group_size,
+        "models": models,
+        "prompts": prompts,
+    }
+    if prompts:
+        options |= {"max_tokens": max_tokens, "temperature": temperature}
     deadline = time.monotonic() + MAX_TEST_WAIT_S
     return _call_with_server(
         context,

@@ -25,6 +25,7 @@ from lachesis.base.errors import (
 )
 from lachesis.base.formatting import suggest
 from lachesis.base.json_text import Json
+from lachesis.config.launch_spec import STEPS_FIELD
 from lachesis.config.owner_policy import LOCK_REASON, AgentPolicy, load_policy
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig, build_run_config, check_cost_limit
@@ -38,7 +39,7 @@ from lachesis.config.run_fields import (
     Section,
     TinkerSection,
 )
-from lachesis.config.value_parsing import read_typed_value
+from lachesis.config.value_parsing import describe_allowed, read_typed_value
 from lachesis.environment_catalog.lookup import EnvironmentSchema
 
 SECTIONS: dict[str, type[Section]] = {
@@ -50,7 +51,6 @@ SECTIONS: dict[str, type[Section]] = {
 }
 # The section of fields that belong to no section of the YAML.
 TOP_SECTION = "run"
-STEPS_FIELD = "env.total_steps"
 MAX_CHARACTERS = 10_000
 
 
@@ -322,46 +322,6 @@ def _reject_unusable_value(value: object) -> None:
         )
     if isinstance(value, str) and len(value) > MAX_CHARACTERS:
         raise ValueError(f"it has more than {MAX_CHARACTERS} characters")
-
-
-def describe_allowed(schema: dict[str, Any]) -> str:
-    """Return a field's type and limits in words."""
-    limit_words = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-        "minLength": "length at least",
-        "pattern": "matching",
-        "enum": "one of",
-    }
-    alternatives = []
-    for alternative in schema.get("anyOf") or [schema]:
-        words = [
-            str(alternative.get("type") or alternative.get("$ref", "a value").rsplit("/", 1)[-1])
-        ]
-        words += [
-            f"{text} {alternative[key]}" for key, text in limit_words.items() if key in alternative
-        ]
-        alternatives.append(", ".join(words))
-    return " or ".join(alternatives)
-
-
-def parse_assignment(text: str) -> tuple[str, str]:
-    """Split `field=value` from a command line; the value stays the text that was typed.
-
-    `ConfigFields.check_edit` converts it to the type of its field.
-
-    Raises:
-        FieldValueError: The text is not an assignment.
-    """
-    name, separator, value = text.partition("=")
-    if not separator or not name.strip():
-        shown = shorten(repr(text))
-        raise FieldValueError(
-            f"{shown} is not an assignment; allowed: field=value, as in group_size=8"
-        )
-    return name.strip(), value
 
 
 def describe_field(field: ConfigField, values: Mapping[str, Mapping[str, Any]]) -> Json:

@@ -241,6 +241,29 @@ def _find_value_schema(schema: Json, key: str) -> Json:
     )
 
 
+def describe_allowed(schema: Json) -> str:
+    """Return a field's type and limits in words."""
+    limit_words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+        "minLength": "length at least",
+        "pattern": "matching",
+        "enum": "one of",
+    }
+    alternatives = []
+    for alternative in schema.get("anyOf") or [schema]:
+        words = [
+            str(alternative.get("type") or alternative.get("$ref", "a value").rsplit("/", 1)[-1])
+        ]
+        words += [
+            f"{text} {alternative[key]}" for key, text in limit_words.items() if key in alternative
+        ]
+        alternatives.append(", ".join(words))
+    return " or ".join(alternatives)
+
+
 def read_env_number(name: str, default: float, *, min_value: float) -> float:
     """Return the number in an environment variable, or the default when it is not set.
 

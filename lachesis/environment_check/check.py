@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json, read_json_lines
+from lachesis.config.launch_spec import TestSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.scan import Environment
 from lachesis.environment_check.stages import StageChild, serve_base_model
 from lachesis.environment_process.model_free_check import STAGE_NAMES
-from lachesis.inference_tests.store import InferenceRequest
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.readiness import wait_until_ended
 from lachesis.supervision.running_services import ServiceGroup
@@ -126,17 +126,11 @@ def _sample_group(
 ) -> tuple[list[Json], Json]:
     """Return a group of the model's answers as the environment would send it, and the counts."""
     output = folder / "rollout.jsonl"
-    request = InferenceRequest(
-        environment=environment.name,
-        environment_file=environment.file_path,
-        models=[],
-        num_steps=1,
-        group_size=GROUP_SIZE,
-    )
+    test_spec = TestSpec(environment=environment.name, steps=1, group_size=GROUP_SIZE)
     with ServiceGroup() as group:
         plan = serve_base_model(group, config, config.openai.model_name, folder / "server")
         content = make_process_config(
-            plan.config, request, output, plan.config.openai.model_dump(mode="json"), "check"
+            plan.config, test_spec, output, plan.config.openai.model_dump(mode="json"), "check"
         )
         output_files = {
             "output": output,

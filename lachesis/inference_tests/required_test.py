@@ -116,7 +116,7 @@ def _find_valid_test(
     environment_tests = [
         test
         for test in tests.all()
-        if test.request.environment == config.environment and test.request.prompts is None
+        if test.request.environment == config.environment and test.request.spec.prompts is None
     ]
     own_values = config.env.model_extra or {}
     code_fingerprint = compute_fingerprint(Path(environment_file), own_values)

@@ -159,7 +159,7 @@ def make_test_result(record: InferenceTest, models: list[Json], folder: Path) ->
     request = record.request
     succeeded = [result for result in models if result["steps_tested"] and "error" not in result]
     best_result = max(succeeded, key=lambda result: result["accuracy"], default=None)
-    per_model = request.num_steps * request.group_size
+    per_model = request.spec.num_groups * request.spec.group_size
     words = [result["verdict"]["word"] for result in models if "verdict" in result]
     forecast = (best_result or {}).get("forecast")
     verdict_entry = {"verdict": best_word(words)} if words else {}
@@ -168,14 +168,14 @@ def make_test_result(record: InferenceTest, models: list[Json], folder: Path) ->
         "environment": request.environment,
         "environment_file": request.environment_file,
         "test_config": {
-            "num_steps": request.num_steps,
-            "group_size": request.group_size,
+            "num_steps": request.spec.num_groups,
+            "group_size": request.spec.group_size,
             "rollouts_per_model": per_model,
             "total_rollouts": per_model * len(request.models),
         },
         "models_tested": models,
         "summary": {
-            "steps_requested": request.num_steps,
+            "steps_requested": request.spec.num_groups,
             "models_tested": len(models),
             "models_succeeded": len(succeeded),
             "best_model": best_result["model"] if best_result else None,

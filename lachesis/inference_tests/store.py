@@ -23,6 +23,7 @@ from lachesis.base.errors import StorageError, UnknownTestError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json, read_json_lines
 from lachesis.base.timestamps import now_iso
+from lachesis.config.launch_spec import TestSpec
 from lachesis.inference_tests.forecast import PlannedRun
 from lachesis.runs.folder import RunDir
 
@@ -36,32 +37,16 @@ DEFAULT_MODELS = (
 )
 
 
-class TestOptions(BaseModel):
-    """Hold the options of a test.
-
-    Without `models` the launch's own model is tested, where it would be trained.
-    """
-
-    __test__ = False  # pytest must not collect this class.
-
-    num_steps: int = Field(3, ge=1, le=10_000)
-    group_size: int = Field(16, ge=1, le=1024)
-    models: list[str] | None = None
-    prompts: list[str] | None = None
-    max_tokens: int | None = Field(None, ge=1, le=10_000_000)
-    temperature: float | None = Field(None, ge=0, le=100)
-
-
-class InferenceRequest(TestOptions):
-    """Say which models are tested on which environment.
-
-    `embedded:NAME_OR_FOLDER` is served on this machine, `tinker:NAME` by the Tinker server, and any
-    other name by the endpoint.
-    """
+class InferenceRequest(BaseModel):
+    """Say what a test was asked for, and what was found for it."""
 
     environment: str
+    """The name of the environment."""
     environment_file: str
     models: list[str]
+    """`embedded:NAME_OR_FOLDER` is served on this machine, `tinker:NAME` by the Tinker server, and
+    any other name by the endpoint."""
+    spec: TestSpec
 
 
 class Stage(BaseModel):
@@ -82,8 +67,6 @@ class InferenceTest(BaseModel):
 
     test_id: str
     request: InferenceRequest
-    parameters: Json = {}
-    """The parameters of its flow run in Prefect."""
     class_name: str = ""
     fingerprint: str = ""
     """Hash of the environment's code when it was tested."""
@@ -258,7 +241,7 @@ class InferenceTestStore:
     def get_output_files(self, record: InferenceTest, model: str) -> list[Path]:
         """Return every file that a test of this model writes."""
         output = self.get_output_file(record, model)
-        if record.request.prompts:
+        if record.request.spec.prompts:
             stems = [output, get_environment_groups_file(output)]
         else:
             stems = [output]

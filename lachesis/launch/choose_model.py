@@ -9,28 +9,35 @@ model build --for ENVIRONMENT` has made.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.errors import (
+    ConfigError,
     FieldValueError,
     MissingDependencyError,
     ModelNotFoundError,
     shorten,
 )
 from lachesis.checkpoints.start_from_checkpoint import ForkSource
-from lachesis.config.field_edits import ConfigFields
-from lachesis.config.owner_policy import load_policy
-from lachesis.config.profiles import PROFILES, list_missing_modules
+from lachesis.config.launch_spec import LaunchSpec
+from lachesis.config.profiles import (
+    check_embedded,
+    check_endpoint,
+    check_profile,
+    has_endpoint_key,
+    list_missing_keys,
+    list_missing_modules,
+)
 from lachesis.config.run_config import RunConfig
-from lachesis.environment_catalog.lookup import EnvironmentSchema, get_name_or_file
-from lachesis.inference_tests.store import EMBEDDED, TINKER
+from lachesis.environment_catalog.lookup import get_name_or_file
+from lachesis.inference_tests.store import DEFAULT_MODELS, EMBEDDED, TINKER, make_tested_name
 from lachesis.models.find_model import require_model
 from lachesis.tiny_model import build as tiny_model_build
 
+# The keys that `lachesis serve` has, as names with the value "set", or None without one.
+KeyNames = Mapping[str, str] | None
 # The module that each experiment tracker needs.
 TRACKER_MODULES = {"wandb": "wandb", "tensorboard": "tensorboardX", "trackio": "trackio"}
 # The name by which users select the tiny model that knows sums.
@@ -38,72 +45,30 @@ TINY_MODEL = "tiny"
 TINY_MODEL_ENVIRONMENTS = frozenset({"arithmetic"})
 
 
-@dataclass(frozen=True)
-class LaunchRequest:
-    """Describe what a user wants to train or to test."""
-
-    environment: str
-    profile: str = "embedded"
-    edits: tuple[tuple[str, Any], ...] = ()
-    model: str | None = None
-    seed: int | None = None
-    require_validation: bool = False
-    """Whether a free launch too needs a recent test that found the environment learnable."""
-    without_validation: bool = False
-    """Whether a paid launch may begin without such a test."""
-    confirmed: bool = False
-    """Whether the user of a paid launch has agreed to what it costs."""
-    start_from: str | None = None
-    """RUN or RUN@STEP, the checkpoint that the run starts from; see
-    `lachesis.checkpoints.start_from_checkpoint`.
-    """
-    by_owner: bool = False
-    """Whether the owner of this installation launches, who may set fields that are locked for
-    agents.
-    """
-    name: str | None = None
-    """A name for the run, which lists and its page in Prefect show; by default none."""
-    note: str | None = None
-    """A remark of its user about the run."""
-    tags: tuple[str, ...] = ()
-    """Words by which its user finds the run again."""
-
-    @property
-    def needs_validation(self) -> bool:
-        """Return whether the launch is refused without a recent test that found the environment
-        learnable.
-        """
-        if not PROFILES[self.profile].is_paid:
-            return self.require_validation
-        if self.by_owner:
-            return not self.without_validation
-        return load_policy().require_validation
-
-    def fields(self, schema: EnvironmentSchema) -> ConfigFields:
-        """Return the environment's fields as this user may edit them."""
-        return ConfigFields(self.profile, schema, is_owner=self.by_owner)
-
-
 def find_base_model(
-    launch: LaunchRequest, others: Iterable[str], origin: ForkSource | None, home: Path
+    spec: LaunchSpec,
+    environment: str,
+    others: Iterable[str],
+    *,
+    fork_source: ForkSource | None,
+    home: Path,
 ) -> str | None:
     """Return the base model of a launch, or None for the profile's own.
 
     Args:
-        launch: What the user wants.
+        spec: What the user wants.
+        environment: The name of the environment.
         others: The names of the further environments.
-        origin: The checkpoint that it starts from, whose base model is the default.
+        fork_source: The checkpoint that it starts from, whose base model is the default.
         home: The home folder, where models are kept.
     """
-    if launch.model is not None:
-        return resolve_model(launch.model, home)
-    if origin:
-        return origin.config.openai.model_name
-    if launch.profile != "embedded":
+    if spec.model is not None:
+        return resolve_model(spec.model, home)
+    if fork_source:
+        return fork_source.config.openai.model_name
+    if spec.profile != "embedded":
         return None
-    return str(
-        find_taught_model([launch.environment, *others], home) or get_default_tiny_model_path(home)
-    )
+    return str(find_taught_model([environment, *others], home) or get_default_tiny_model_path(home))
 
 
 def resolve_model(name: str, home: Path) -> str:
@@ -163,13 +128,13 @@ def suits_tiny_model(environments: Sequence[str]) -> bool:
     return set(environments) <= TINY_MODEL_ENVIRONMENTS
 
 
-def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> str | None:
+def find_model_problem(spec: LaunchSpec, config: RunConfig, home: Path) -> str | None:
     """Return why this launch's model should not be trained, or None.
 
     The default model would stay at reward 0 unless it was taught the format of the answers.
     """
     environments = list(config.build_environment_configs())
-    if launch.profile != "embedded" or launch.model or launch.start_from:
+    if spec.profile != "embedded" or spec.model or spec.from_checkpoint:
         return None
     if suits_tiny_model(environments) or find_taught_model(environments, home):
         return None
@@ -184,15 +149,15 @@ def find_model_problem(launch: LaunchRequest, config: RunConfig, home: Path) -> 
     )
 
 
-def describe_default_model(launch: LaunchRequest, model: str) -> str | None:
+def describe_default_model(spec: LaunchSpec, model: str) -> str | None:
     """Say which taught model is used by default; None for the model of sums and for a named
     model.
     """
     folder = Path(model)
     if (
-        launch.profile != "embedded"
-        or launch.model
-        or launch.start_from
+        spec.profile != "embedded"
+        or spec.model
+        or spec.from_checkpoint
         or folder.name.count("-") < 2
     ):
         return None
@@ -236,6 +201,35 @@ def resolve_tested_model(name: str, home: Path) -> str:
     resolved_name = resolve_model(name, home)
     require_loadable_model(resolved_name, home)
     return f"{EMBEDDED}{resolved_name}"
+
+
+def list_default_tested_models(profile: str, config: RunConfig, key_names: KeyNames) -> list[str]:
+    """Return the model that would be trained; without a key to sample it, the endpoint's default
+    models if there is a key for these.
+    """
+    # An agent with a key of OpenRouter alone could test before Tinker was asked.
+    if list_missing_keys(profile, key_names) and has_endpoint_key(key_names):
+        return [name for name, _, _ in DEFAULT_MODELS]
+    return [make_tested_name(config.openai.model_name, profile)]
+
+
+def check_tested_places(profile: str, model_names: list[str], key_names: KeyNames) -> None:
+    """Check that each model of a test can be sampled at its place.
+
+    Raises:
+        LachesisError: A package or a key is missing, or the profile has no Tinker server.
+    """
+    if any(name.startswith(EMBEDDED) for name in model_names):
+        check_embedded()
+    if tinker_models := [name for name in model_names if name.startswith(TINKER)]:
+        if profile == "embedded":
+            raise ConfigError(
+                f"{tinker_models[0]} is sampled by a Tinker server, and profile embedded has none; "
+                "allowed: profile tinker or custom, or embedded:NAME"
+            )
+        check_profile(profile, key_names)
+    if endpoint_models := [name for name in model_names if not name.startswith((EMBEDDED, TINKER))]:
+        check_endpoint(endpoint_models, key_names)
 
 
 def resolve_examples_file(text: str) -> Path:

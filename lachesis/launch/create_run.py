@@ -1,18 +1,22 @@
-"""Create a run from a resolved launch: its record, its configuration, and its provenance."""
+"""Create a run or a test from what was resolved: its record, its configuration, its provenance."""
 
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from lachesis.base.files import write_private
+from lachesis.base.json_text import Json
 from lachesis.base.tinker_client import get_base_url
-from lachesis.config import mixture
 from lachesis.config.backends import get_check_file
-from lachesis.inference_tests.store import InferenceTestStore
-from lachesis.launch.launch_places import uses_checked_server
-from lachesis.launch.resolved_launch import ResolvedLaunch, make_run_record
+from lachesis.config.prices import find_hourly_price
+from lachesis.config.run_config import RunConfig
+from lachesis.environment_catalog.fingerprint import compute_fingerprint
+from lachesis.inference_tests import required_test
+from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.launch.resolve import ResolvedLaunch, ResolvedTest, uses_checked_server
 from lachesis.runs.provenance import write_provenance
-from lachesis.runs.record import RunRecord
+from lachesis.runs.record import AdditionalEnvironment, RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import agent_limits
 from lachesis.spending.confirmation import require_confirmation
@@ -40,22 +44,109 @@ def create_run(
             this run of an agent any more.
     """
     record = make_run_record(launch, run_id, tests).model_copy(update=changes)
-    require_confirmation(launch, record.forecast)
+    if not launch.confirmed:
+        require_confirmation(launch.spec, record.forecast)
     try:
         if launch.fork_source:
             launch.fork_source.copy_into(store.dir(run_id))
         # Two agents at once must not both get the last of the day's money.
         with contextlib.ExitStack() as stack:
-            if not launch.request.by_owner:
+            if launch.spec.by_agent:
                 stack.enter_context(agent_limits.hold_spending_lock(store.home))
                 agent_limits.restrict_run(launch.config, store)
             store.create(record, launch.config.to_yaml())
         if uses_checked_server(launch.config):
             check = get_check_file(get_base_url())
             write_private(store.dir(run_id).backend_check, check.read_text())
-        files = mixture.list_environment_files(launch.environment, launch.config)
-        write_provenance(store.dir(run_id), files, launch.config)
+        write_provenance(store.dir(run_id), launch.environment_files, launch.config)
     except BaseException:
         store.discard(record.run_id)
         raise
     return record
+
+
+def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestStore) -> RunRecord:
+    """Make the record of a run that starts with this launch; nothing is written."""
+    environment, config, spec = launch.environment, launch.config, launch.spec
+    fingerprint = _compute_fingerprint(environment.file_path, config)
+    return RunRecord(
+        run_id=run_id,
+        spec=spec,
+        name=spec.name,
+        note=spec.note,
+        tags=spec.tags,
+        environment=environment.name,
+        environment_file=environment.file_path,
+        profile=spec.profile,
+        base_model=config.openai.model_name,
+        total_steps=config.env.total_steps,
+        batch_size=config.env.batch_size,
+        seed=config.tinker.seed,
+        usd_per_hour=find_hourly_price(config.tinker.backend),
+        fingerprint=fingerprint,
+        additional_environments=_describe_additional_environments(launch),
+        by_agent=spec.by_agent,
+        forecast=_find_forecast(config, fingerprint, tests),
+        require_validation=launch.needs_validation,
+        wandb_project=config.tinker.wandb_project,
+        wandb_run_name=f"{environment.name}-{run_id}",
+        forked_from=launch.fork_source and launch.fork_source.name,
+    )
+
+
+def _compute_fingerprint(file: str, config: RunConfig) -> str:
+    return compute_fingerprint(Path(file), config.env.model_extra or {})
+
+
+def _find_forecast(config: RunConfig, fingerprint: str, tests: InferenceTestStore) -> Json | None:
+    # A test is about one environment, and several together take another amount.
+    if config.env.mixture:
+        return None
+    forecast = required_test.find_forecast(tests, config, fingerprint)
+    if forecast is None:
+        return None
+    return forecast.model_dump(mode="json")
+
+
+def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, AdditionalEnvironment]:
+    """Return the file and fingerprint of each environment beside the first one, by name."""
+    configs = launch.config.build_environment_configs()
+    return {
+        name: AdditionalEnvironment(
+            environment_file=file, fingerprint=_compute_fingerprint(file, configs[name])
+        )
+        for name, file in launch.environment_files.items()
+        if name != launch.environment.name
+    }
+
+
+def create_test(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceTest:
+    """Create the record of an inference test; nothing is submitted yet."""
+    with contextlib.ExitStack() as stack:
+        if resolved.spec.by_agent:
+            # What was reserved since the test was checked counts too.
+            stack.enter_context(agent_limits.hold_spending_lock(tests.home))
+            agent_limits.check_test(
+                resolved.launch.config, resolved.spec, resolved.models, tests.home
+            )
+        return _create_test_record(tests, resolved)
+
+
+def _create_test_record(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceTest:
+    environment, config = resolved.launch.environment, resolved.launch.config
+    return tests.create(
+        InferenceRequest(
+            environment=environment.name,
+            environment_file=environment.file_path,
+            models=resolved.models,
+            spec=resolved.spec,
+        ),
+        config.to_yaml(),
+        class_name=environment.class_name,
+        fingerprint=_compute_fingerprint(environment.file_path, config),
+        own_values=config.env.model_extra or {},
+        planned=required_test.make_planned_run(config),
+        max_token_length=config.env.max_token_length,
+        prompt_settings=required_test.get_prompt_settings(config),
+        max_cost_usd=resolved.max_cost_usd,
+    )

@@ -1,6 +1,6 @@
 """Write and read launch files: a training as YAML, with every field and its meaning.
 
-A launch file has the keys of `LaunchKeys` and a section for each of `EDITED_SECTIONS`. `lachesis
+A launch file has the keys `LAUNCH_KEYS` of `LaunchSpec` and its settings in sections. `lachesis
 config` writes one, `lachesis train RUN.yaml` starts what it describes. A field whose value is the
 default is the same as one that is left out.
 """
@@ -8,28 +8,20 @@ default is the same as one that is left out.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
+from lachesis.base import paths
+from lachesis.base.errors import ArgumentsError, ConfigError, StorageError, shorten
 from lachesis.base.json_text import Json
 from lachesis.config.field_edits import ConfigFields
-from lachesis.config.profiles import PROFILES
-from lachesis.config.run_config import RunConfig, format_validation_error
+from lachesis.config.launch_spec import LaunchSpec, read_spec
+from lachesis.config.run_config import RunConfig
 from lachesis.config.yaml_text import YAML_LOADER, dump_yaml
-from lachesis.environment_catalog.lookup import (
-    EnvironmentSchema,
-    get_name_or_file,
-    register_environment,
-)
-from lachesis.launch.choose_model import LaunchRequest
-from lachesis.launch.resolved_launch import LaunchFields, read_launch_fields
-from lachesis.runs.names_and_tags import MAX_NAME_LENGTH, MAX_NOTE_LENGTH, TAG_PATTERN
+from lachesis.environment_catalog.lookup import EnvironmentSchema, get_name_or_file
+from lachesis.launch.resolve import drop_defaults
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
@@ -38,34 +30,21 @@ COMMENT_WIDTH = 79
 EDITED_SECTIONS = ("env", "tinker", "limits", "rollouts")
 # Fields that each run has for itself.
 OWN_FIELDS = frozenset({"env.wandb_name"})
+# The fields of `LaunchSpec` that a launch file has beside its sections, in their order there.
+LAUNCH_KEYS = (
+    "environment",
+    "profile",
+    "model",
+    "from_checkpoint",
+    "name",
+    "note",
+    "tags",
+    "require_validation",
+    "without_validation",
+)
 
 
-class LaunchKeys(BaseModel):
-    """The keys of a launch file beside its sections."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-
-    environment: str = Field(min_length=1)
-    """What is trained on: a name from `lachesis env list`, or a file, relative to this one."""
-    profile: str = Field("embedded", json_schema_extra={"enum": [*sorted(PROFILES)]})
-    """Where training happens."""
-    model: str | None = None
-    """Base model: a Hugging Face name, a folder or tiny; null is the profile's own."""
-    start_from: str | None = None
-    """Checkpoint whose weights the run begins with: RUN, RUN@STEP or RUN@best."""
-    name: str | None = Field(None, max_length=MAX_NAME_LENGTH)
-    """A name, which lists and the run's page show."""
-    note: str | None = Field(None, max_length=MAX_NOTE_LENGTH)
-    """What you want to remember about the run."""
-    tags: list[str] = Field([], json_schema_extra={"items": {"pattern": f"^{TAG_PATTERN}$"}})
-    """Words to find the run by."""
-    require_validation: bool = False
-    """Refuse unless a recent `lachesis test` found the environment learnable."""
-    without_validation: bool = False
-    """Do not require such a test on a paid profile."""
-
-
-def read_launch_file(file: Path, schema_timeout_s: float) -> LaunchRequest:
+def read_launch_file(file: Path, schema_timeout_s: float) -> LaunchSpec:
     """Return the launch that a file describes, with the rights of the owner.
 
     Raises:
@@ -74,28 +53,17 @@ def read_launch_file(file: Path, schema_timeout_s: float) -> LaunchRequest:
             names the file.
     """
     content = _load(file)
-    values = _pop_section_values(file, content)
+    settings = _pop_section_values(file, content)
+    if unknown_keys := content.keys() - set(LAUNCH_KEYS):
+        raise ArgumentsError(
+            f"{file}: there is no key {shorten(repr(sorted(map(str, unknown_keys))[0]))}; allowed: "
+            f"{', '.join((*LAUNCH_KEYS, *EDITED_SECTIONS))}"
+        )
+    if isinstance(environment := content.get("environment"), str) and environment.endswith(".py"):
+        content["environment"] = str(file.parent / Path(environment).expanduser())
     try:
-        keys = LaunchKeys.model_validate(content)
-    except ValidationError as error:
-        raise FieldValueError(
-            f"{file}: {format_validation_error(error)}; allowed keys: "
-            f"{', '.join([*LaunchKeys.model_fields, *EDITED_SECTIONS])}"
-        ) from error
-    request = LaunchRequest(
-        environment=_find_environment(keys.environment, file),
-        profile=keys.profile,
-        model=keys.model,
-        start_from=keys.start_from,
-        require_validation=keys.require_validation,
-        without_validation=keys.without_validation,
-        by_owner=True,
-        name=keys.name,
-        note=keys.note,
-        tags=tuple(keys.tags),
-    )
-    try:
-        return keep_changed_values(request, values, schema_timeout_s)
+        spec = read_spec(LaunchSpec, {**content, "settings": settings})
+        return drop_defaults(spec, paths.home(), schema_timeout_s)
     except ConfigError as error:
         raise type(error)(f"{file}: {error}", **error.details) from error
 
@@ -131,17 +99,12 @@ def _load(file: Path) -> Json:
     return content
 
 
-def _find_environment(text: str, file: Path) -> str:
-    """Return the name of the environment, whose file is relative to the launch file."""
-    if text.endswith(".py"):
-        return register_environment(str(file.parent / Path(text).expanduser()))
-    return register_environment(text)
-
-
-def make_similar_request(
+def make_similar_spec(
     store: RunStore, record: RunRecord, environment: str | None, schema_timeout_s: float
-) -> LaunchRequest:
+) -> LaunchSpec:
     """Return a launch with the environment, model and settings of a run.
+
+    Settings that were defaults when the run began, and are no more, are settings too.
 
     Args:
         store: The runs.
@@ -157,92 +120,62 @@ def make_similar_request(
     own_environment = record.environment
     # A file that was moved since is found by the environment's name, if it is found at all.
     if Path(record.environment_file).is_file():
-        own_environment = register_environment(
-            get_name_or_file(record.environment, record.environment_file)
-        )
-    request = LaunchRequest(
-        environment=environment or own_environment,
-        profile=record.profile,
-        model=record.base_model,
-        start_from=record.forked_from,
-        require_validation=record.require_validation,
-        by_owner=True,
-        tags=tuple(record.tags),
-    )
-    values = {
-        f"{name}.{field}": value
-        for name in EDITED_SECTIONS
-        for field, value in getattr(config, name).model_dump().items()
-    }
+        own_environment = get_name_or_file(record.environment, record.environment_file)
+    settings = _list_unlocked_values(config)
     if environment not in (None, own_environment):
         for field in config.env.model_extra or {}:
-            values.pop(f"env.{field}")
-    return keep_changed_values(request, values, schema_timeout_s, skip_locked=True)
+            settings.pop(f"env.{field}", None)
+    spec = record.spec.with_set_fields(settings).model_copy(
+        update={
+            "environment": environment or own_environment,
+            "model": record.base_model,
+            "from_checkpoint": record.forked_from,
+            "require_validation": record.require_validation,
+            "tags": record.tags,
+            "name": None,
+            "note": None,
+            "by_agent": False,
+        }
+    )
+    return drop_defaults(spec, store.home, schema_timeout_s)
 
 
-def keep_changed_values(
-    request: LaunchRequest,
-    values: Mapping[str, Any],
-    schema_timeout_s: float,
-    *,
-    skip_locked: bool = False,
-) -> LaunchRequest:
-    """Return the launch with those of the values, by SECTION.FIELD, that are not the defaults.
-
-    Args:
-        request: The launch without these values.
-        values: Values by SECTION.FIELD.
-        schema_timeout_s: How long importing the environment may take.
-        skip_locked: Whether values of locked and of unknown fields are left out rather than
-            refused.
-
-    Raises:
-        UnknownFieldError: There is no such field.
-        LockedFieldError: A locked field has another value than its own.
-    """
-    launch_fields = read_launch_fields(request, schema_timeout_s)
-    defaults = _read_defaults(launch_fields)
-    # Only what is set counts as chosen by the user: `status` and a later `--like` show it.
-    edits: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        if skip_locked:
-            field = launch_fields.fields.by_name.get(key)
-            if field is None or field.lock_reason is not None or key in OWN_FIELDS:
-                continue
-        field = launch_fields.fields.find(key)
-        if value != defaults[field.section].get(field.name):
-            edits.append((key, value))
-    return replace(request, edits=(*edits, *request.edits))
+def _list_unlocked_values(config: RunConfig) -> Json:
+    """Return the values that the owner may set, by SECTION.FIELD, but those of one run alone."""
+    fields = ConfigFields(config.profile, is_owner=True).by_name
+    values = {
+        f"{section}.{field}": value
+        for section in EDITED_SECTIONS
+        for field, value in getattr(config, section).model_dump(mode="json").items()
+    }
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in OWN_FIELDS and not (name in fields and fields[name].lock_reason)
+    }
 
 
-def _read_defaults(launch_fields: LaunchFields) -> Json:
-    """Return the values that the launch has without edits, by section and field."""
-    home = RunStore().home
-    return launch_fields.build_config(home, with_edits=False).model_dump()
-
-
-def render_launch_file(request: LaunchRequest, description: Json, defaults: Json) -> str:
+def render_launch_file(spec: LaunchSpec, description: Json, defaults: Json) -> str:
     """Return a launch file with every field that can be set, its meaning and what is allowed.
 
     Args:
-        request: The launch whose values the file has.
+        spec: The launch whose values the file has.
         description: What `LachesisService.describe` returns for it.
         defaults: The same for the launch without edits.
     """
     default_values = {
         (field["section"], field["name"]): field["current_value"] for field in defaults["fields"]
     }
-    environment = get_name_or_file(request.environment, description["file_path"])
+    environment = get_name_or_file(description["name"], description["file_path"])
     lines = [
         f"# A training on {description['name']}. Start it with: lachesis train FILE",
         "# A field that is left out has its default.",
         "",
     ]
-    keys: Json = {"environment": environment, "tags": list(request.tags)}
-    for name, info in LaunchKeys.model_fields.items():
-        # The other keys have the names of the request's fields.
-        value = keys.get(name, getattr(request, name, info.default))
-        lines += [*_format_comment(info.description or "", ""), _format_value(name, value), ""]
+    keys = {**spec.model_dump(mode="json"), "environment": environment}
+    for name in LAUNCH_KEYS:
+        meaning = LaunchSpec.model_fields[name].description or ""
+        lines += [*_format_comment(meaning, ""), _format_value(name, keys[name]), ""]
     for section in EDITED_SECTIONS:
         lines += [f"{section}:"]
         for field in description["fields"]:
@@ -288,7 +221,7 @@ def make_launch_schema(profile: str, schema: EnvironmentSchema | None = None) ->
             in `env`.
     """
     fields = ConfigFields(profile, schema, is_owner=True)
-    top = LaunchKeys.model_json_schema()
+    properties = LaunchSpec.model_json_schema()["properties"]
     sections: dict[str, Json] = {
         name: {"type": "object", "properties": {}, "additionalProperties": False}
         for name in EDITED_SECTIONS
@@ -307,6 +240,6 @@ def make_launch_schema(profile: str, schema: EnvironmentSchema | None = None) ->
         "type": "object",
         "additionalProperties": False,
         "required": ["environment"],
-        "properties": {**top["properties"], **sections},
+        "properties": {**{name: properties[name] for name in LAUNCH_KEYS}, **sections},
         "$defs": fields.definitions,
     }

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.base.errors import RunStateError, ServerDownError
-from lachesis.base.files import write_private
+from lachesis.base.errors import RunStateError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints import start_from_checkpoint
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.config.field_edits import STEPS_FIELD, replace_resumed_values
+from lachesis.config.field_edits import replace_resumed_values
+from lachesis.config.launch_spec import STEPS_FIELD
 from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
-from lachesis.prefect_client import submit
-from lachesis.prefect_client.background_serve import read_key_names
-from lachesis.prefect_client.resources import PrefectApi
+from lachesis.launch.choose_model import KeyNames
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
@@ -55,46 +53,62 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def resume_ended_run(
-    store: RunStore, record: RunRecord, changes: Json | None = None, *, by_owner: bool = False
-) -> RunRecord:
-    """Continue an ended run from its newest complete checkpoint.
+def prepare_resume(
+    store: RunStore,
+    record: RunRecord,
+    changes: Json | None,
+    key_names: KeyNames,
+    *,
+    by_owner: bool = False,
+) -> tuple[Json, RunConfig | None]:
+    """Check that an ended run can continue; nothing is written.
 
     Args:
         store: The runs of this home.
         record: The record of the run, which has ended.
         changes: New values of the run's budgets and of `total_steps`. Without them, a run that has
             completed or whose budget is used up would end again at once, so it is refused.
+        key_names: The keys that `lachesis serve` has; see `lachesis.launch.resolve`.
         by_owner: Whether the owner of this installation resumes it, and no agent.
+
+    Returns:
+        What changes in the record, and the configuration if that changes.
 
     Raises:
         RunStateError: The run has completed its steps, or a budget is used up.
-        LachesisError: The profile lacks something here, no checkpoint is complete, or no Prefect
-            server is known. The run is then as it was.
+        LachesisError: The profile lacks something here, or no checkpoint is complete.
     """
     run_dir = store.dir(record.run_id)
-    config = RunConfig.from_yaml(run_dir.config)
+    config = asked_config = RunConfig.from_yaml(run_dir.config)
     if changes:
         hint = start_from_checkpoint.advice(record, run_dir, changes)
         config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
     # An agent may not go on with more money than the owner's policy leaves to it.
     if not by_owner:
-        restricted = agent_limits.restrict_run(config, store, record)
-        if restricted is not config:
-            config, changes = restricted, changes or {}
+        config = agent_limits.restrict_run(config, store, record)
     is_new_total = any(name.endswith("total_steps") for name in changes or ())
     _require_steps_left(record, run_dir, config.env.total_steps, is_new_total=is_new_total)
-    check_profile(record.profile, read_key_names(), backend=config.tinker.backend)
+    check_profile(record.profile, key_names, backend=config.tinker.backend)
     Checkpoints(run_dir.checkpoints).find_resumable()  # raises when none is complete
     _require_budget(record, run_dir, config)
-    PrefectApi()  # raises when no server is known, before anything is changed
-    if changes is not None:
-        write_private(run_dir.config, config.to_yaml())
-    record_changes = _make_step_changes(record, run_dir, config) if is_new_total else {}
+    changed_values = _list_changed_values(asked_config, config)
+    record_changes: Json = {"resume_changes": {**record.resume_changes, **changed_values}}
+    if is_new_total:
+        record_changes |= _make_step_changes(record, run_dir, config)
     if not by_owner:
-        parameters = record_changes.get("parameters", record.parameters)
-        record_changes["parameters"] = agent_limits.mark_agent(parameters)
-    return resubmit_run(store, record, auto_resumes=0, **record_changes)
+        record_changes["by_agent"] = True
+    return record_changes, config if changed_values else None
+
+
+def _list_changed_values(old: RunConfig, new: RunConfig) -> Json:
+    """Return the steps and limits of a configuration that differ from another one, by field."""
+    old_values, new_values = old.limits.model_dump(), new.limits.model_dump()
+    changed = {
+        f"limits.{name}": value for name, value in new_values.items() if value != old_values[name]
+    }
+    if new.env.total_steps != old.env.total_steps:
+        changed[STEPS_FIELD] = new.env.total_steps
+    return changed
 
 
 def _require_steps_left(
@@ -139,15 +153,7 @@ def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) ->
         MetricsFile(run_dir.metrics).add_evaluation(
             {**former_result, "eval/step": last_steps[-1]["step"]}
         )
-    parameters = dict(record.parameters)
-    if parameters:
-        parameters["steps"] = total_steps
-    return {
-        "total_steps": total_steps,
-        "evaluation": evaluation,
-        "set_fields": {**record.set_fields, STEPS_FIELD: total_steps},
-        "parameters": parameters,
-    }
+    return {"total_steps": total_steps, "evaluation": evaluation}
 
 
 def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
@@ -164,34 +170,30 @@ def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> No
         )
 
 
-def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
-    """Continue an ended run from its newest checkpoint, as a new attempt.
+def begin_next_attempt(store: RunStore, record: RunRecord, changes: Json) -> tuple[RunRecord, Json]:
+    """Queue an ended run again as its next attempt.
 
-    Of several calls at once one makes the attempt, and all have its run.
+    Of several calls at once one makes the attempt, and all get its record.
 
     Args:
         store: The runs of this home.
         record: The run.
         changes: What changes in its record besides.
 
-    Raises:
-        ServerDownError: The record is then as it was.
+    Returns:
+        The record, and the fields of the record before, which undo the attempt. They are empty if
+            another process has made the attempt, which then submits it.
     """
     attempt_changes = make_next_attempt_changes(record)
     queued_record = store.update(
         record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
     )
-    if (
-        # Another process has made this attempt meanwhile, and submits it.
-        queued_record.attempt != attempt_changes["attempt"]
-        or queued_record.queued_at != attempt_changes["queued_at"]
-    ):
-        return queued_record
-    try:
-        return submit.submit_run(store, queued_record)
-    except BaseException:
-        store.update(record.run_id, **record.model_dump(include={*attempt_changes, *changes}))
-        raise
+    is_made_here = (
+        queued_record.attempt == attempt_changes["attempt"]
+        and queued_record.queued_at == attempt_changes["queued_at"]
+    )
+    former_fields = record.model_dump(include={*attempt_changes, *changes}) if is_made_here else {}
+    return queued_record, former_fields
 
 
 def needs_new_attempt(record: RunRecord) -> bool:
@@ -199,45 +201,3 @@ def needs_new_attempt(record: RunRecord) -> bool:
     flow has already begun this one.
     """
     return record.started_at is not None
-
-
-def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether a flow run performs the run's current attempt.
-
-    If Prefect cannot be asked about the flow run, it is assumed to do so.
-    """
-    return flow_run_id == record.flow_run_id or is_own_submission(
-        flow_run_id, submit.make_submission_key(record)
-    )
-
-
-def belongs_to_run(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether a flow run was submitted for an attempt of this run, the current one or an
-    earlier one.
-
-    If Prefect cannot be asked about the flow run, it is assumed that it was.
-    """
-    if flow_run_id is None or flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
-        return True
-    key = _read_key(flow_run_id)
-    return key is None or key.startswith(f"{record.run_id}-")
-
-
-def is_own_submission(flow_run_id: str | None, key: str) -> bool:
-    """Return whether a flow run was submitted with this key; assumed without an answer from
-    Prefect.
-    """
-    if flow_run_id is None:
-        return True
-    return _read_key(flow_run_id) in (None, key)
-
-
-def _read_key(flow_run_id: str) -> str | None:
-    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
-    respond.
-    """
-    try:
-        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
-    except ServerDownError:
-        return None
-    return str(flow_run.get("idempotency_key") or "")

@@ -16,7 +16,6 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.launch.resume import resubmit_run
 from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.prefect_artifacts import Publisher
 from lachesis.monitor.run_health import build_health_entry, judge_observation
@@ -25,6 +24,7 @@ from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
 from lachesis.prefect_client import refresh, submit
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import resubmit_run
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore

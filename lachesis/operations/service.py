@@ -17,27 +17,25 @@ from lachesis.config.field_edits import (
     describe_field,
     get_editable_values,
 )
-from lachesis.config.run_config import RunConfig, check_template_settings
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
+from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog import lookup as discovery
 from lachesis.environment_catalog.scan import ScanResult, scan_environments
-from lachesis.inference_tests import required_test
-from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, TestOptions
-from lachesis.launch import choose_model, offered_models
-from lachesis.launch.choose_model import LaunchRequest
-from lachesis.launch.create_run import create_run
-from lachesis.launch.launch_places import resolve_at_place
-from lachesis.launch.resolved_launch import (
-    LaunchPreview,
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.launch import choose_model
+from lachesis.launch.create_run import create_run, create_test
+from lachesis.launch.preview import LaunchPreview, preview_launch
+from lachesis.launch.resolve import (
     ResolvedLaunch,
     ResolvedTest,
-    create_inference_test,
-    preview_launch,
+    check_launch,
     read_launch_fields,
+    resolve_at_place,
     resolve_test,
 )
-from lachesis.launch.resume import resume_ended_run
+from lachesis.launch.resume import prepare_resume
 from lachesis.monitor.run_health import refresh_health, refresh_newest_health
-from lachesis.prefect_client import refresh, submit
+from lachesis.prefect_client import background_serve, refresh, submit
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_schemas import RunResults, RunStatus
@@ -45,10 +43,7 @@ from lachesis.reporting.run_view import build_run_results, build_run_status, fin
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.services.plan import ServicePlan
 from lachesis.tiny_model import build
-
-__all__ = ["LachesisService", "LaunchRequest"]
 
 
 class LachesisService:
@@ -69,29 +64,29 @@ class LachesisService:
         """Return the environments that can be trained on, and the files that do not parse."""
         return scan_environments()
 
-    def describe(self, request: LaunchRequest) -> Json:
+    def describe(self, spec: LaunchSpec) -> Json:
         """Describe one environment: its fields with the values that this launch would give them.
 
         The key `problem` says why the launch could not start, or is null.
         """
-        launch_fields = read_launch_fields(request, self.schema_timeout_s)
+        launch_fields = read_launch_fields(spec, self.schema_timeout_s)
         problem = None
         try:
             config = launch_fields.build_config(self.store.home)
             errors = launch_fields.find_validation_errors()
             problem = "; ".join(error["message"] for error in errors) or None
-            problem = problem or choose_model.find_model_problem(request, config, self.store.home)
+            problem = problem or choose_model.find_model_problem(spec, config, self.store.home)
         except ConfigError as error:
             problem = str(error)
             config = launch_fields.build_config(self.store.home, with_edits=False)
         values = config.model_dump()
         values[TOP_SECTION] = values
-        for name, value in request.edits:
+        for name, value in spec.list_edits().items():
             field = launch_fields.fields.find(name)
             values[field.section][field.name] = launch_fields.fields.parse_value(field, value)
         return {
             **asdict(launch_fields.environment),
-            "profile": request.profile,
+            "profile": spec.profile,
             "model": config.openai.model_name,
             "fields": [
                 describe_field(field, values) for field in launch_fields.fields.by_name.values()
@@ -101,8 +96,8 @@ class LachesisService:
         }
 
     def edit(
-        self, request: LaunchRequest, name: str, value: object
-    ) -> tuple[LaunchRequest, ConfigField, Any]:
+        self, spec: LaunchSpec, name: str, value: object
+    ) -> tuple[LaunchSpec, ConfigField, Any]:
         """Return the launch with one field changed, that field, and its checked value.
 
         A combination of fields that cannot work is reported by `describe` and refused by `resolve`.
@@ -112,15 +107,14 @@ class LachesisService:
             LockedFieldError: The profile does not let the field be changed.
             FieldValueError: The value has the wrong type, or the environment refuses it.
         """
-        launch_fields = read_launch_fields(request, self.schema_timeout_s)
+        launch_fields = read_launch_fields(spec, self.schema_timeout_s)
         base_config = launch_fields.build_config(self.store.home, with_edits=False)
         field, checked_value = launch_fields.fields.check_edit(name, value, base_config)
         key = f"{field.section}.{field.name}"
         if key == "env.mixture":
-            mixture.check_mixture(request.profile, checked_value, self.schema_timeout_s)
-        other_edits = [edit for edit in request.edits if edit[0] != key]
-        changed = replace(request, edits=(*other_edits, (key, checked_value)))
-        for error in replace(launch_fields, request=changed).find_validation_errors():
+            mixture.check_mixture(spec.profile, checked_value, self.schema_timeout_s)
+        changed = spec.model_copy(update={"settings": {**spec.settings, key: checked_value}})
+        for error in replace(launch_fields, spec=changed).find_validation_errors():
             if error["field"] == field.name:
                 raise FieldValueError(
                     f"{launch_fields.environment.name} refuses it: {error['message']}"
@@ -129,54 +123,40 @@ class LachesisService:
 
     # --- runs
 
-    def resolve(self, request: LaunchRequest) -> ResolvedLaunch:
+    def resolve(self, spec: LaunchSpec) -> ResolvedLaunch:
         """Resolve a launch whose profile has what it needs here; nothing is started.
 
         Raises:
             LachesisError: The launch cannot start with these values.
         """
-        return resolve_at_place(request, self.store, self.schema_timeout_s)
+        return resolve_at_place(
+            spec, self.store, self.schema_timeout_s, background_serve.read_key_names()
+        )
 
-    def check(self, request: LaunchRequest) -> ResolvedLaunch:
+    def check(self, spec: LaunchSpec) -> ResolvedLaunch:
         """Resolve a launch and check everything that a start needs, without making anything.
 
         Raises:
             LachesisError: What `start` would raise: a value, a model that cannot be had, a
                 validation that is missing, or a Prefect server that is not known.
         """
-        launch = self.resolve(request)
-        config = launch.config
-        if problem := choose_model.find_model_problem(request, config, self.store.home):
-            raise ConfigError(problem)
-        choose_model.require_loadable_model(
-            config.openai.model_name, self.store.home, profile=request.profile
+        launch = check_launch(
+            spec, self.store, self.tests, self.schema_timeout_s, background_serve.read_key_names()
         )
-        choose_model.require_trackers(config)
-        check_template_settings(config)
-        if request.needs_validation:
-            files = mixture.list_environment_files(launch.environment, config)
-            required_test.require_validation(self.tests, config, files, launch.set_fields)
-        offered_models.require_offered_model(request.profile, config.openai.model_name)
         PrefectApi()  # raises when no server is known, before anything is made
         return launch
 
-    def preview_record(self, request: LaunchRequest) -> LaunchPreview:
-        """Return the record and the services that a start would have; nothing is written.
+    def preview(self, spec: LaunchSpec) -> LaunchPreview:
+        """Return what a start would make of a launch; nothing is written."""
+        return preview_launch(
+            spec, self.store, self.tests, self.schema_timeout_s, background_serve.read_key_names()
+        )
 
-        The ports are free now. Keys and packages that the profile needs are not checked.
-        """
-        return preview_launch(request, self.store, self.tests, self.schema_timeout_s)
-
-    def preview(self, request: LaunchRequest) -> tuple[RunConfig, ServicePlan]:
-        """Return the configuration and the services that a start would have."""
-        preview = self.preview_record(request)
-        return preview.launch.config, preview.plan
-
-    def start(self, launch: LaunchRequest | ResolvedLaunch, run_id: str | None = None) -> RunRecord:
+    def start(self, launch: LaunchSpec | ResolvedLaunch, run_id: str | None = None) -> RunRecord:
         """Create a run and submit it; no run is left behind when this raises.
 
         Args:
-            launch: A request, or what `check` has returned for it, which is not checked again.
+            launch: A spec, or what `check` has returned for it, which is not checked again.
             run_id: The id of the run; a new one by default. A run of this id that exists already,
                 because an earlier start was killed, is submitted.
         """
@@ -186,26 +166,13 @@ class LachesisService:
             if record.flow_run_id:
                 return record
             return submit.submit_run(self.store, record)
-        if isinstance(launch, ResolvedLaunch):
-            resolved = launch
-        else:
-            resolved = self.check(launch)
-        record = self.create_run(resolved, run_id)
+        resolved = self.check(launch) if isinstance(launch, LaunchSpec) else launch
+        record = create_run(self.store, self.tests, resolved, run_id)
         try:
             return submit.submit_run(self.store, record)
         except BaseException:
             self.store.discard(record.run_id)
             raise
-
-    def create_run(self, launch: ResolvedLaunch, run_id: str, **changes: object) -> RunRecord:
-        """Create a run that is not submitted; no run is left behind when this raises.
-
-        Args:
-            launch: What `check` has returned.
-            run_id: The id of the run.
-            changes: Further fields of its record.
-        """
-        return create_run(self.store, self.tests, launch, run_id, **changes)
 
     def build_tiny_model(self, config: RunConfig, progress: build.ProgressCallback) -> None:
         """Build the tiny model, if this configuration needs it, with progress; otherwise the run
@@ -218,26 +185,26 @@ class LachesisService:
 
     # --- inference tests
 
-    def check_test(self, request: LaunchRequest, options: TestOptions) -> ResolvedTest:
+    def check_test(self, spec: TestSpec) -> ResolvedTest:
         """Check everything that an inference test needs to start, without making anything.
 
         Raises:
             LachesisError: What `start_test` would raise.
         """
-        return resolve_test(request, options, self.store.home, self.schema_timeout_s)
+        resolved = resolve_test(
+            spec, self.store.home, self.schema_timeout_s, background_serve.read_key_names()
+        )
+        PrefectApi()  # raises when no server is known, before anything is made
+        return resolved
 
-    def start_test(self, test: LaunchRequest | ResolvedTest, options: TestOptions) -> InferenceTest:
-        """Submit an inference test of an environment, configured as this launch would be.
+    def start_test(self, test: TestSpec | ResolvedTest) -> InferenceTest:
+        """Submit an inference test of an environment.
 
         Args:
-            test: A launch request, or what `check_test` has returned for it and these options.
-            options: The groups, models and prompts of the test.
+            test: A spec, or what `check_test` has returned for it.
         """
-        if isinstance(test, ResolvedTest):
-            resolved = test
-        else:
-            resolved = self.check_test(test, options)
-        inference_test = create_inference_test(self.tests, resolved, options)
+        resolved = self.check_test(test) if isinstance(test, TestSpec) else test
+        inference_test = create_test(self.tests, resolved)
         try:
             submit.submit_test(self.tests, inference_test)
         except BaseException:
@@ -266,7 +233,13 @@ class LachesisService:
         record = self.get_run(run_id)
         if not record.has_ended:
             return record
-        return resume_ended_run(self.store, record, limits, by_owner=by_owner)
+        changes, config = prepare_resume(
+            self.store, record, limits, background_serve.read_key_names(), by_owner=by_owner
+        )
+        PrefectApi()  # raises when no server is known, before anything is changed
+        if config is not None:
+            write_private(self.store.dir(run_id).config, config.to_yaml())
+        return submit.resubmit_run(self.store, record, auto_resumes=0, **changes)
 
     def read_editable_values(self, record: RunRecord) -> Json:
         """Return the values of the run's editable fields."""

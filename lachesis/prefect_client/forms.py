@@ -23,6 +23,8 @@ from lachesis.prefect_client.background_serve import (
 )
 from lachesis.prefect_client.resources import PrefectApi
 
+# Describes the parameters of a flow that its spec does not have.
+RESERVED = "Reserved for programs; leave it empty."
 LIMIT_KEYWORDS = ("minimum", "exclusiveMinimum", "maximum")
 
 
@@ -36,7 +38,7 @@ def make_form(
     schema: ParameterSchema,
     choices: Mapping[str, list[str]],
     *,
-    model: type[BaseModel] | None = None,
+    spec: type[BaseModel] | None = None,
     required: tuple[str, ...] = (),
 ) -> FormSchema:
     """Return the form of a flow.
@@ -45,14 +47,18 @@ def make_form(
         schema: What Prefect has read from the flow's signature and docstring.
         choices: The values that are allowed for a parameter, or for the items of one that is a
             list.
-        model: What the flow checks its parameters with; the form has the same limits.
+        spec: What the flow's parameters are read into; the form has the same descriptions and
+            limits.
         required: The parameters that have to be filled in.
     """
     content: dict[str, Any] = schema.model_dump()
-    checked_fields = model.model_json_schema()["properties"] if model else {}
+    spec_fields = spec.model_json_schema()["properties"] if spec else {}
     for name, field in content["properties"].items():
         _simplify_field(field)
-        field.update(_read_limits(checked_fields.get(name, {})))
+        spec_field = spec_fields.get(name, {"description": RESERVED})
+        field.update(_read_limits(spec_field))
+        if spec:
+            field["description"] = spec_field.get("description", "")
         set_choices(field, choices.get(name, []))
     for definition in content["definitions"].values():
         for field in definition.get("properties", {}).values():

@@ -25,7 +25,7 @@ import jsonschema
 from prefect.exceptions import PrefectException
 
 from lachesis.base.errors import shorten
-from lachesis.config.field_edits import describe_allowed
+from lachesis.config.value_parsing import describe_allowed
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

@@ -13,6 +13,7 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.waiting import wait_until
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.launch.resume import begin_next_attempt
 from lachesis.prefect_client.background_serve import (
     TEST_FLOW,
     TRAINING_FLOW,
@@ -46,6 +47,29 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
     return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
 
 
+def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
+    """Continue an ended run from its newest checkpoint, as a new attempt.
+
+    Of several calls at once one makes the attempt, and all have its run.
+
+    Args:
+        store: The runs of this home.
+        record: The run.
+        changes: What changes in its record besides.
+
+    Raises:
+        ServerDownError: The record is then as it was.
+    """
+    queued_record, former_fields = begin_next_attempt(store, record, changes)
+    if not former_fields:
+        return queued_record
+    try:
+        return submit_run(store, queued_record)
+    except BaseException:
+        store.update(record.run_id, **former_fields)
+        raise
+
+
 def make_submission_key(record: RunRecord) -> str:
     """Return the key of an attempt; the server returns the existing flow run for one it knows."""
     return f"{record.run_id}-{record.attempt}"
@@ -53,11 +77,10 @@ def make_submission_key(record: RunRecord) -> str:
 
 def list_parameters(record: RunRecord) -> Json:
     """Return the parameters of a run's flow run."""
-    return record.parameters or {
-        "environment": record.environment,
-        "profile": record.profile,
-        "run_id": record.run_id,
-    }
+    set_fields = {name: value for name, value in record.set_fields.items() if value is not None}
+    spec = record.spec.with_set_fields(set_fields)
+    parameters = {**spec.to_parameters(), "run_id": record.run_id}
+    return {**parameters, "by_agent": True} if record.by_agent else parameters
 
 
 # How the tags begin that say what a flow run is about.
@@ -96,7 +119,7 @@ def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
         TEST_FLOW,
         tests.home,
         name=make_test_title(test),
-        parameters={**test.parameters, "test_id": test.test_id},
+        parameters={**test.request.spec.to_parameters(), "test_id": test.test_id},
         tags=list_test_tags(test),
         key=make_test_key(test.test_id),
     )

@@ -110,8 +110,8 @@ def make_repeat_command(record: RunRecord) -> str:
     It needs nothing of this home, except files that a setting names.
     """
     options = [f"--profile {shlex.quote(record.profile)}", f"--seed {record.seed}"]
-    if model := record.parameters.get("model"):
-        options.append(f"--model {shlex.quote(str(model))}")
+    if record.spec.model:
+        options.append(f"--model {shlex.quote(record.spec.model)}")
     if record.forked_from:
         options.append(f"--from {shlex.quote(record.forked_from)}")
     for key, value in record.set_fields.items():

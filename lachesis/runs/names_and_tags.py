@@ -5,63 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from lachesis.base.errors import FieldValueError, UnknownRunError, shorten
+from lachesis.base.errors import UnknownRunError
+from lachesis.config.launch_spec import check_name, check_note, check_tags
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-
-MAX_NAME_LENGTH = 60
-MAX_NOTE_LENGTH = 1000
-MAX_TAGS = 20
-# Text on one line.
-NAME_PATTERN = rf"^[^\x00-\x1f\x7f]{{1,{MAX_NAME_LENGTH}}}$"
-TAG_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,39}"
-
-
-def check_name(name: str) -> str | None:
-    """Return a run's name, or None if it is empty.
-
-    Raises:
-        FieldValueError: It is too long or has control characters.
-    """
-    if name and not re.fullmatch(NAME_PATTERN, name):
-        raise FieldValueError(
-            f"the name {shorten(repr(name), 80)} cannot be used; allowed: text of at most "
-            f"{MAX_NAME_LENGTH} characters on one line"
-        )
-    return name or None
-
-
-def check_note(note: str) -> str | None:
-    """Return a note without white space at its ends, or None if it is empty.
-
-    Raises:
-        FieldValueError: It is too long or has control characters.
-    """
-    note = note.strip()
-    if len(note) > MAX_NOTE_LENGTH or re.search(r"[\x00-\x08\x0b-\x1f\x7f]", note):
-        raise FieldValueError(
-            f"the note {shorten(repr(note), 80)} ({len(note)} characters) cannot be used; allowed: "
-            f"text of at most {MAX_NOTE_LENGTH} characters"
-        )
-    return note or None
-
-
-def check_tags(tags: Iterable[str]) -> list[str]:
-    """Return the tags in alphabetical order, each one once.
-
-    Raises:
-        FieldValueError: A tag has characters that are not allowed, or there are too many.
-    """
-    unique_tags = sorted(set(tags))
-    for tag in unique_tags:
-        if not re.fullmatch(TAG_PATTERN, tag):
-            raise FieldValueError(
-                f"the tag {shorten(repr(tag), 60)} cannot be used; allowed: at most 40 letters, "
-                "digits and . _ - : /, the first one a letter or a digit"
-            )
-    if len(unique_tags) > MAX_TAGS:
-        raise FieldValueError(f"{len(unique_tags)} tags; allowed: at most {MAX_TAGS}")
-    return unique_tags
 
 
 def edit_labels(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from lachesis.base.timestamps import IsoTime, iso_to_unix_s, now_iso, seconds_between
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.runs.host_clock import ClockReading, is_same_boot, read_clocks
 
 RunStatusName = Literal[
@@ -61,6 +62,8 @@ class RunRecord(BaseModel):
     model_config = ConfigDict(protected_namespaces=())
 
     run_id: str
+    spec: LaunchSpec
+    """What was asked for at the start; a resume does not change it."""
     name: str | None = None
     """The name that its user gave it, if any."""
     note: str | None = None
@@ -79,10 +82,8 @@ class RunRecord(BaseModel):
     """
     additional_environments: dict[str, AdditionalEnvironment] = {}
     """The run's further environments, by name."""
-    set_fields: dict[str, Any] = {}
-    """The configuration fields that the user has set at the start, as SECTION.FIELD."""
-    parameters: dict[str, Any] = {}
-    """The parameters of its flow runs in Prefect."""
+    by_agent: bool = False
+    """Whether an agent has started or resumed it."""
     forecast: dict[str, Any] | None = None
     """The forecast of a validation of the same code."""
     require_validation: bool = False
@@ -119,6 +120,8 @@ class RunRecord(BaseModel):
     attempt: int = 1
     past_attempts: list[PastAttempt] = []
     """The attempts before this one."""
+    resume_changes: dict[str, Any] = {}
+    """The fields that were changed when the run was resumed, as SECTION.FIELD."""
     wandb_project: str
     wandb_run_name: str
     resumed: dict[str, Any] | None = None
@@ -140,6 +143,11 @@ class RunRecord(BaseModel):
     """Environments whose groups were all invalid in this attempt, with the reason, by name."""
     evaluation: dict[str, dict[str, float]] = {}
     """Held-out metrics of the environment, before and after training."""
+
+    @property
+    def set_fields(self) -> dict[str, Any]:
+        """Return the configuration fields that the user has set, as SECTION.FIELD."""
+        return {**self.spec.list_edits(), **self.resume_changes}
 
     @property
     def title(self) -> str:

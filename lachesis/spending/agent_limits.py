@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lachesis.base.errors import ConfigError, PolicyError
 from lachesis.base.files import hold_file_lock, storage_errors
-from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
+from lachesis.config.launch_spec import TestSpec
 from lachesis.config.owner_policy import FILE_NAME, AgentPolicy, load_policy
 from lachesis.config.prices import TokenCounts
 from lachesis.config.profiles import PROFILES
@@ -24,7 +24,6 @@ from lachesis.inference_tests.store import (
     TINKER,
     InferenceTest,
     InferenceTestStore,
-    TestOptions,
     get_model_name,
 )
 from lachesis.runs.metrics import MetricsFile
@@ -33,8 +32,6 @@ from lachesis.runs.store import RunStore
 from lachesis.spending.budgets import compute_budget_usage, read_spent_file
 
 DAY_S = 86_400.0
-# The parameter of a flow run, and the key of a record's parameters, that marks what an agent began.
-BY_AGENT = "by_agent"
 
 
 def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None = None) -> RunConfig:
@@ -67,7 +64,7 @@ def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None =
 
 
 def check_test(
-    config: RunConfig, options: TestOptions, models: list[str], store_home: Path
+    config: RunConfig, spec: TestSpec, models: list[str], store_home: Path
 ) -> float | None:
     """Return the most that an agent's test can cost in US dollars, if that is known.
 
@@ -79,7 +76,7 @@ def check_test(
     policy.require_environments([config.environment])
     for model in models:
         policy.require_model(get_model_name(model))
-    max_cost_usd = compute_max_test_cost(config, options, models)
+    max_cost_usd = compute_max_test_cost(config, spec, models)
     if policy.limits_cost:
         _require_known_endpoints(policy, models)
         if any(model.startswith(TINKER) for model in models):
@@ -115,9 +112,7 @@ def _require_test_money(
         )
 
 
-def compute_max_test_cost(
-    config: RunConfig, options: TestOptions, models: list[str]
-) -> float | None:
+def compute_max_test_cost(config: RunConfig, spec: TestSpec, models: list[str]) -> float | None:
     """Return the cost of a test at Tinker whose texts are all as long as allowed, in US dollars.
 
     None if it costs nothing, or if no price is known.
@@ -126,8 +121,8 @@ def compute_max_test_cost(
     prices = config.prices
     if not num_models or prices is None:
         return None
-    num_groups = len(options.prompts or ()) or options.num_steps
-    num_tokens = num_groups * options.group_size * config.env.max_token_length * num_models
+    num_answers = spec.num_groups * spec.group_size * num_models
+    num_tokens = num_answers * config.env.max_token_length
     return prices.compute_cost(TokenCounts(prefill=num_tokens, sampled=num_tokens))
 
 
@@ -138,11 +133,6 @@ def hold_spending_lock(home: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
     with hold_file_lock(home / ".spending.lock"):
         yield
-
-
-def mark_agent(parameters: Json) -> Json:
-    """Return the parameters of a run that an agent has begun or continued."""
-    return {**parameters, BY_AGENT: True}
 
 
 def _find_allowed_cost(
@@ -187,14 +177,14 @@ def compute_committed_cost(store: RunStore) -> float:
     runs = sum(
         _get_run_cost(store, record)
         for record in store.all()
-        if record.parameters.get(BY_AGENT)
+        if record.by_agent
         and PROFILES[record.profile].is_paid
         and seconds_between(record.queued_at) < DAY_S
     )
     tests = sum(
         _get_test_cost(test)
         for test in InferenceTestStore(store.home).all()
-        if test.parameters.get(BY_AGENT) and seconds_between(test.created_at) < DAY_S
+        if test.request.spec.by_agent and seconds_between(test.created_at) < DAY_S
     )
     return runs + tests
 

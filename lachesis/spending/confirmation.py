@@ -13,9 +13,9 @@ from lachesis.base.errors import ConfirmationError
 from lachesis.base.formatting import shorten_count
 from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKENDS
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.prices import find_hourly_price
 from lachesis.config.profiles import PROFILES
-from lachesis.launch.resolved_launch import ResolvedLaunch
 
 LIMIT_FIELD = "limits.max_cost_usd"
 
@@ -40,13 +40,12 @@ def _get_field(set_fields: Mapping[str, object], name: str) -> object:
     return set_fields.get(name, set_fields.get(name.partition(".")[2]))
 
 
-def require_confirmation(launch: ResolvedLaunch, forecast: Json | None) -> None:
-    """Raise ConfirmationError unless the user of a paid launch has agreed to its cost."""
-    request = launch.request
-    if request.confirmed or not needs_confirmation(request.profile, launch.set_fields):
+def require_confirmation(spec: LaunchSpec, forecast: Json | None) -> None:
+    """Raise ConfirmationError if a launch that nobody has confirmed costs money without a limit."""
+    if not needs_confirmation(spec.profile, spec.list_edits()):
         return
     raise ConfirmationError(
-        f"a run on profile {request.profile} costs money, and nobody has agreed to it: "
+        f"a run on profile {spec.profile} costs money, and nobody has agreed to it: "
         f"{describe_cost(forecast)}. Nothing was started. `--yes` (confirm=true for a tool, "
         "`confirmed` in Prefect) starts it, and so does a limit, such as "
         f"--set {LIMIT_FIELD}={_propose_limit(forecast)}",

@@ -17,6 +17,7 @@ from lachesis.config import run_config as run_config
 from lachesis.prefect_client import submit
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
             "wandb_project": "p",
             "wandb_run_name": f"arithmetic-{run_id}",
         }
-        record = RunRecord.model_validate({**fields, **changes})
+        record = make_record(**{**fields, **changes})
         store.create(
             record,
             run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml(),

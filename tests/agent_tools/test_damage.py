@@ -13,6 +13,7 @@ import pytest
 from lachesis.agent_tools.draft import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext, to_compact_json
 from lachesis.base.json_text import Json
+from lachesis.config.launch_spec import TestSpec
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.runs.record import RunRecord
 
@@ -150,7 +151,10 @@ def make_test(home: Path) -> Callable[..., InferenceTest]:
     def make(**changes: Any) -> InferenceTest:
         tests = InferenceTestStore(home)
         request = InferenceRequest(
-            environment="arithmetic", environment_file="a.py", models=["embedded:tiny"]
+            environment="arithmetic",
+            environment_file="a.py",
+            models=["embedded:tiny"],
+            spec=TestSpec(environment="arithmetic"),
         )
         test = tests.create(request, "").model_copy(update=changes)
         tests.save(test)
@@ -186,7 +190,6 @@ def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: AgentSession)
     with desk.session_file.change() as state:
         from lachesis.agent_tools.session import RequestedTest
 
-        asked = {**state.draft.model_dump(), "num_steps": 3, "group_size": 16}  # type: ignore[union-attr]
-        asked |= dict.fromkeys(("models", "prompts", "max_tokens", "temperature"))
-        state.test = RequestedTest(request=asked, test_id="ffffffff")
+        spec = TestSpec(environment="arithmetic", by_agent=True)
+        state.test = RequestedTest(request=spec, test_id="ffffffff")
     assert ask("rl_test_inference")["code"] == "server_down", "a new one is started"

@@ -64,7 +64,7 @@ def test_an_edit_is_kept_whole_or_refused_whole(
         assert after == before
         return
     assert after.draft is not None
-    (kept,) = after.draft.edits.values()
+    (kept,) = after.draft.settings.values()
     assert kept == answer["value"] == answer["config"][answer["field"]]
     plan = ask("rl_start_training", dry_run=True)
     if (answer["field"], kept) == ("wandb_name", None):

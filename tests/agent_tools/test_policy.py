@@ -15,10 +15,10 @@ from lachesis.agent_tools import environment_checks
 from lachesis.agent_tools.draft import AgentSession
 from lachesis.base.errors import ConfigError, PolicyError
 from lachesis.base.json_text import Json
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.owner_policy import load_policy
 from lachesis.config.run_config import RunConfig
-from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, TestOptions
-from lachesis.launch.choose_model import LaunchRequest
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
 from lachesis.spending import agent_limits
@@ -86,7 +86,7 @@ def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
     for name in ("group_size", "largest"):
         refused = ask("rl_edit_config", field=name, value=8)
         assert "the owner's policy.yaml does not let agents set it" in refused["error"]
-    owner = LaunchRequest("arithmetic", "tinker", (("group_size", 8),), by_owner=True)
+    owner = LaunchSpec(environment="arithmetic", profile="tinker", settings={"group_size": 8})
     assert LachesisService(home).resolve(owner).config.env.group_size == 8
 
 
@@ -138,8 +138,8 @@ def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
     refused = ask("rl_test_inference", models=["qwen/qwen3-8b"])
     assert "the price of qwen/qwen3-8b at an endpoint is not known" in refused["error"]
     service = LachesisService(home)
-    launch = LaunchRequest("arithmetic", "tinker")
-    test = service.start_test(launch, TestOptions())
+    spec = TestSpec(environment="arithmetic", profile="tinker", by_agent=True)
+    test = service.start_test(spec)
     assert test.request.models == [f"tinker:{MODEL}"]
     assert test.max_cost_usd == pytest.approx(3 * 16 * 8192 * (0.195 + 0.60) / 1e6)
     assert agent_limits.compute_committed_cost(service.store) == test.max_cost_usd
@@ -268,7 +268,8 @@ def test_two_agents_at_once_do_not_spend_more_than_the_day_has(home: Path) -> No
     """What was checked before another one has reserved the money is refused when it is made."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
     service = LachesisService(home)
-    launch = service.check(LaunchRequest("arithmetic", "tinker", confirmed=True))
+    spec = LaunchSpec(environment="arithmetic", profile="tinker", confirmed=True, by_agent=True)
+    launch = service.check(spec)
     service.start(launch)
     with pytest.raises(PolicyError, match="spent or reserved 5"):
         service.start(launch)

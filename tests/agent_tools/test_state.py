@@ -45,7 +45,7 @@ def test_two_edits_at_once_are_both_kept(home: Path) -> None:
         thread.join()
     kept = {
         name.split(".")[1]: value
-        for name, value in AgentSession("one").session_file.read().draft.edits.items()
+        for name, value in AgentSession("one").session_file.read().draft.settings.items()
     }  # type: ignore[union-attr]
     assert kept == edits
 

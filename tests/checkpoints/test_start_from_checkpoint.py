@@ -11,16 +11,16 @@ from lachesis.base.errors import CheckpointError, ConfigError, RunStateError, Un
 from lachesis.checkpoints import start_from_checkpoint as forks
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.checkpoints.test_manifests import save
+from tests.records import make_record
 
 CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {}, model="m")
 RUN = "0123abcd"
 
 
 def make(store: RunStore, run_id: str) -> Any:
-    record = RunRecord(
+    record = make_record(
         run_id=run_id, environment="e", environment_file="e.py", profile="embedded", base_model="m",
         total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n",

@@ -14,9 +14,9 @@ from lachesis.config import run_config as run_config
 from lachesis.config.field_edits import (
     ConfigFields,
     get_editable_values,
-    parse_assignment,
     replace_limits,
 )
+from lachesis.config.launch_spec import parse_assignment
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import MAX_STEPS
 from lachesis.environment_catalog.lookup import EnvironmentSchema

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import ArgumentsError, FieldValueError, LachesisError
 from lachesis.config.launch_spec import (
-    TestParameters,
-    TrainingParameters,
-    check_parameters,
+    LaunchSpec,
+    TestSpec,
     format_settings,
     parse_settings,
+    read_spec,
 )
-from lachesis.operations.service import LachesisService
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run
+from lachesis.prefect_client.submit import list_parameters
+from lachesis.runs.store import RunStore
 from tests.bad_inputs import BAD_INPUTS, BadInput
 
 
@@ -30,7 +31,7 @@ from tests.bad_inputs import BAD_INPUTS, BadInput
     ],
 )
 def test_settings_are_read_as_they_were_written(values: dict[str, Any]) -> None:
-    read = dict(parse_settings(format_settings(values) or ""))
+    read = parse_settings(format_settings(values))
     assert set(read) == set(values)
     for name, value in values.items():
         if isinstance(value, str):
@@ -39,7 +40,7 @@ def test_settings_are_read_as_they_were_written(values: dict[str, Any]) -> None:
 
 def test_settings_of_a_person_may_have_empty_lines_and_comments() -> None:
     text = "\n# small\ngroup_size = 8\n\nprompt=one\n  two\n"
-    assert parse_settings(text) == [("group_size", " 8"), ("prompt", "one\n two")]
+    assert parse_settings(text) == {"group_size": " 8", "prompt": "one\n two"}
 
 
 def test_an_error_in_settings_names_the_line() -> None:
@@ -56,20 +57,13 @@ def test_parameters_describe_a_launch() -> None:
         "settings": "batch_size=64",
         "limits": {"max_hours": 2, "max_cost_usd": None},
     }
-    request = check_parameters(TrainingParameters, values).to_request()
-    assert (request.environment, request.profile, request.name) == (
-        "arithmetic",
-        "embedded",
-        "mine",
-    )
-    assert request.edits == (
-        ("batch_size", "64"),
-        ("env.total_steps", 20),
-        ("limits.max_hours", 2.0),
-    )
-    assert request.by_owner is True
-    values["by_agent"] = True
-    assert check_parameters(TrainingParameters, values).to_request().by_owner is False
+    spec = read_spec(LaunchSpec, values)
+    assert (spec.environment, spec.profile, spec.name) == ("arithmetic", "embedded", "mine")
+    assert spec.list_edits() == {
+        "batch_size": "64",
+        "env.total_steps": 20,
+        "limits.max_hours": 2.0,
+    }
 
 
 def test_a_launch_is_described_by_the_parameters_that_make_it_again(
@@ -77,7 +71,7 @@ def test_a_launch_is_described_by_the_parameters_that_make_it_again(
 ) -> None:
     """A copy in Prefect starts with the same configuration, apart from what the owner alone may."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    service = LachesisService()
+    store = RunStore()
     values = {
         "environment": "arithmetic",
         "steps": 20,
@@ -85,17 +79,17 @@ def test_a_launch_is_described_by_the_parameters_that_make_it_again(
         "settings": "group_size=8\nbatch_size=64\ntinker.learning_rate=0.002",
         "limits": {"max_hours": 1.5},
     }
-    first = find_or_create_run(service, values, None)
-    assert first.parameters == {
+    first = find_or_create_run(store, values, None)
+    assert list_parameters(first) == {
         **values,
         "profile": "embedded",
-        "settings": "env.group_size=8\nenv.batch_size=64\ntinker.learning_rate=0.002",
+        "settings": "env.batch_size=64\nenv.group_size=8\ntinker.learning_rate=0.002",
         "run_id": first.run_id,
     }
-    copy = {name: value for name, value in first.parameters.items() if name != "run_id"}
-    second = find_or_create_run(service, copy, None)
+    copy = {name: value for name, value in list_parameters(first).items() if name != "run_id"}
+    second = find_or_create_run(store, copy, None)
     assert second.run_id != first.run_id
-    folders = [service.store.dir(record.run_id) for record in (first, second)]
+    folders = [store.dir(record.run_id) for record in (first, second)]
     configs = [
         [line for line in folder.config.read_text().splitlines() if "wandb_name" not in line]
         for folder in folders
@@ -105,11 +99,11 @@ def test_a_launch_is_described_by_the_parameters_that_make_it_again(
 
 def test_parameters_of_a_test_describe_its_options() -> None:
     values = {"environment": "arithmetic", "models": ["embedded:tiny"], "steps": 2}
-    checked = check_parameters(TestParameters, values)
-    assert checked.to_options().models == ["embedded:tiny"]
-    assert (checked.to_options().num_steps, checked.to_options().group_size) == (2, 16)
+    spec = read_spec(TestSpec, values)
+    assert spec.models == ["embedded:tiny"]
+    assert (spec.num_groups, spec.group_size) == (2, 16)
     with pytest.raises(ArgumentsError, match="group_size is 0; allowed: integer, at least 1"):
-        check_parameters(TestParameters, {**values, "group_size": 0})
+        read_spec(TestSpec, {**values, "group_size": 0})
 
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
@@ -118,9 +112,9 @@ def test_a_flow_refuses_a_bad_input_by_a_sentence(
 ) -> None:
     """A schedule is not checked by the server, so the flow checks everything again."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    service = LachesisService()
+    store = RunStore()
     with pytest.raises(LachesisError) as raised:
-        find_or_create_run(service, bad.parameters, None)
+        find_or_create_run(store, bad.parameters, None)
     for word in bad.words:
         assert word in str(raised.value)
-    assert service.store.all() == []
+    assert store.all() == []

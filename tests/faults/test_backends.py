@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.launch.choose_model import LaunchRequest
+from lachesis.config.launch_spec import LaunchSpec
 from tests.faults.world import EDITS, INTERVAL, Run, World
 from tests.served import ROOT
 
@@ -49,11 +49,15 @@ def backend_world(world: World) -> Iterator[World]:
 
 
 def start(world: World) -> Run:
-    values = tuple({**EDITS, "backend": "skyrl"}.items())
-    request = LaunchRequest(
-        "steady", "custom", values, world.model, seed=0, by_owner=True, without_validation=True
+    spec = LaunchSpec(
+        environment="steady",
+        profile="custom",
+        settings={**EDITS, "backend": "skyrl"},
+        model=world.model,
+        seed=0,
+        without_validation=True,
     )
-    return Run(world, world.service.start(request).run_id)
+    return Run(world, world.service.start(spec).run_id)
 
 
 @pytest.mark.parametrize("part", ["engine", "backend"], ids=["bridge", "engine behind it"])

@@ -18,6 +18,7 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.timestamps import now_iso
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import list_parameters
 from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
@@ -73,7 +74,7 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
     copy = api.create_flow_run(
         deployment["id"],
         name="copy",
-        parameters=dict(run.record.parameters),
+        parameters=list_parameters(run.record),
         tags=[],
         key=f"by-hand-{time.time()}",
     )
@@ -248,7 +249,7 @@ def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> Non
     run.reach("running")
     run.stop()
     step, files = run.kept(), sorted(run.dir.engine.rglob("*"))
-    fork = world.start(start_from=f"{run.run_id}@{step}", learning_rate=1e-4)
+    fork = world.start(from_checkpoint=f"{run.run_id}@{step}", learning_rate=1e-4)
     world.wait(lambda: fork.record.resumed, 120, "the receipt")
     receipt = fork.record.resumed or {}
     assert (receipt["step"], receipt["groups"]) == (0, 0)

@@ -19,7 +19,8 @@ import httpx
 from lachesis.base.errors import LachesisError
 from lachesis.base.managed_process import ProcessIdentity
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.config.launch_spec import LaunchSpec
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client.serve_info import read_processes, server_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
@@ -111,11 +112,15 @@ class World:
 
     # --- runs
 
-    def start(self, *, start_from: str | None = None, **edits: Any) -> Run:
-        values = tuple({**EDITS, **edits}.items())
-        record = self.service.start(
-            LaunchRequest("steady", "embedded", values, self.model, seed=0, start_from=start_from)
+    def start(self, *, from_checkpoint: str | None = None, **edits: Any) -> Run:
+        spec = LaunchSpec(
+            environment="steady",
+            settings={**EDITS, **edits},
+            model=self.model,
+            seed=0,
+            from_checkpoint=from_checkpoint,
         )
+        record = self.service.start(spec)
         return Run(self, record.run_id)
 
     def take(self, phase: Phase, part: str = "") -> Run:

@@ -9,6 +9,7 @@ import pytest
 from lachesis.base.errors import ConfigError, ValidationMissingError
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import TestSpec
 from lachesis.config.prices import Prices, TokenCounts, find_prices
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.inference_tests.forecast import (
@@ -177,7 +178,10 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
 
     def add(**changes: object) -> None:
         request = InferenceRequest(
-            environment="e", environment_file=str(file), models=["embedded:m"]
+            environment="e",
+            environment_file=str(file),
+            models=["embedded:m"],
+            spec=TestSpec(environment="e"),
         )
         own = {
             "fingerprint": compute_fingerprint(file),

@@ -10,8 +10,8 @@ import pytest
 from lachesis.inference_tests.forecast import PlannedRun
 from lachesis.inference_tests.planned_run import MIN_TIMED_STEPS, find_earlier_step_time
 from lachesis.runs.metrics import MetricsFile, Step
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 SIZES: dict[str, Any] = {
     "total_steps": 100,
@@ -30,7 +30,7 @@ def test_a_run_that_cannot_be_read_is_passed_over(
     values |= {"wandb_project": "p", "wandb_run_name": "n", **SIZES}
     for day, run_id in ((1, "0123abcd"), (2, "4567abcd")):
         own = {"run_id": run_id, "created_at": f"2026-01-0{day}T00:00:00+00:00"}
-        store.create(RunRecord.model_validate({**values, **own}))
+        store.create(make_record(**{**values, **own}))
     for step in range(1, MIN_TIMED_STEPS + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"time/step": 2.0})
     read = MetricsFile.read

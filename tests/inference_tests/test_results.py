@@ -10,6 +10,7 @@ import yaml
 
 from lachesis.base.reward_values import is_score
 from lachesis.config import run_config
+from lachesis.config.launch_spec import TestSpec
 from lachesis.environment_process import rollout_counters
 from lachesis.inference_tests.results import make_model_result
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
@@ -34,7 +35,10 @@ def test_two_models_have_two_files(tmp_path: Path) -> None:
     models = ["z/glm-4", "z/glm-4.7", "embedded:/a/tiny", "embedded:/b/tiny"]
     test = tests.create(
         InferenceRequest(
-            environment="e", environment_file="e.py", models=models, num_steps=1, group_size=1
+            environment="e",
+            environment_file="e.py",
+            models=models,
+            spec=TestSpec(environment="e", steps=1, group_size=1),
         ),
         "",
     )
@@ -48,14 +52,17 @@ def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     """They are scrubbed of the key and removed before another attempt like all others."""
     tests = InferenceTestStore(tmp_path)
     request = InferenceRequest(
-        environment="e", environment_file="e.py", models=["m"], prompts=["p"]
+        environment="e",
+        environment_file="e.py",
+        models=["m"],
+        spec=TestSpec(environment="e", prompts=["p"]),
     )
     test = tests.create(request, "")
     config = run_config.resolve_run_config(
         "sums", "embedded", {"env": {"kind": "sound"}}, model=str(tmp_path)
     )
     content = yaml.safe_load(
-        make_process_config(config, request, tests.get_output_file(test, "m"), {}, "run")
+        make_process_config(config, request.spec, tests.get_output_file(test, "m"), {}, "run")
     )
     assert Path(content["env"]["data_path_to_save_groups"]) in tests.get_output_files(test, "m")
     assert tests.get_output_file(test, "m") in tests.get_output_files(test, "m")

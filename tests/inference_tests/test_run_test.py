@@ -17,6 +17,7 @@ from flows import validate as flows_validate
 from flows.validate import validate
 from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import TestSpec
 from lachesis.environment_check.stages import StageChild
 from lachesis.environment_process.model_free_check import STAGE_NAMES
 from lachesis.inference_tests.results import collect_inference_counts, measure_groups, read_samples
@@ -62,8 +63,7 @@ def make(
             environment="sums",
             environment_file=str(file),
             models=[model],
-            num_steps=steps,
-            group_size=8,
+            spec=TestSpec(environment="sums", steps=steps, group_size=8),
         )
         tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)

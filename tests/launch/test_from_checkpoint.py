@@ -14,12 +14,12 @@ from lachesis.base.errors import (
 )
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
-from lachesis.launch.choose_model import LaunchRequest
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.service import LachesisService
-from lachesis.runs.record import RunRecord
 from lachesis.tiny_model import build
 from tests.checkpoints.test_manifests import save
 from tests.launch.conftest import Refused
+from tests.records import make_record
 
 # --- from an earlier run
 # ----------------------------------------------------------------------------------------------
@@ -35,11 +35,11 @@ def earlier(random_model: str) -> str:
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     service = LachesisService()
-    environment = service.resolve(LaunchRequest("arithmetic")).environment
+    environment = service.resolve(LaunchSpec(environment="arithmetic")).environment
     config = run_config.resolve_run_config(
         "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
     )
-    record = RunRecord(
+    record = make_record(
         run_id=run_id, environment="arithmetic", environment_file=environment.file_path,
         profile="embedded", base_model=model,
         total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
@@ -51,7 +51,8 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
 
 
 def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
-    config, _ = LachesisService().preview(LaunchRequest("arithmetic", start_from=f"{earlier}@4"))
+    spec = LaunchSpec(environment="arithmetic", from_checkpoint=f"{earlier}@4")
+    config = LachesisService().preview(spec).launch.config
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
     assert config.env.tokenizer_name == random_model
 

@@ -15,7 +15,7 @@ import yaml
 from lachesis.cli.main import main
 from lachesis.config.field_edits import ConfigFields
 from lachesis.config.run_config import RunConfig, resolve_run_config
-from lachesis.launch.launch_file import OWN_FIELDS, make_similar_request, read_launch_file
+from lachesis.launch.launch_file import OWN_FIELDS, make_similar_spec, read_launch_file
 from lachesis.operations.service import LachesisService
 from lachesis.runs.store import RunStore
 from tests.records import make_record
@@ -43,7 +43,7 @@ def written(tmp_path: Path, printed: Callable[..., str]) -> Path:
 
 
 def resolve(request: Any) -> RunConfig:
-    return LachesisService().preview(request)[0]
+    return LachesisService().preview(request).launch.config
 
 
 def drop_own_fields(config: RunConfig) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_a_file_has_every_field_and_describes_the_default_launch(
             assert " ".join(field.description.split()) in text, field.name
     assert "default: 0.0015" in text, "the learning rate of the profile"
     request = read_launch_file(written, 60.0)
-    assert request.edits == (), "every value is the default"
+    assert request.settings == {}, "every value is the default"
     schema = json.loads(printed("config", "arithmetic", "--schema"))
     jsonschema.validate(content, schema)
 
@@ -85,7 +85,7 @@ def test_what_a_file_changes_is_what_the_launch_sets(written: Path) -> None:
     changed = text.replace("learning_rate: ", "learning_rate: 0.00123 # was ", 1)
     written.write_text(changed.replace("name: null", "name: from a file", 1))
     request = read_launch_file(written, 60.0)
-    assert (request.edits, request.name) == ((("tinker.learning_rate", 0.00123),), "from a file")
+    assert (request.settings, request.name) == ({"tinker.learning_rate": 0.00123}, "from a file")
     assert resolve(request).tinker.learning_rate == 0.00123
 
 
@@ -159,13 +159,13 @@ def test_a_run_like_another_one_has_its_settings(
     store = RunStore()
     edits = {"tinker": {"learning_rate": 0.5, "seed": 9}, "env": {"group_size": 8}}
     make_run(store, random_model, edits, tags=["a"])
-    request = make_similar_request(store, store.load(RUN), None, 60.0)
-    assert dict(request.edits) == {
+    spec = make_similar_spec(store, store.load(RUN), None, 60.0)
+    assert spec.list_edits() == {
         "tinker.learning_rate": 0.5,
         "tinker.seed": 9,
         "env.group_size": 8,
     }
-    assert (request.model, request.tags) == (random_model, ("a",))
+    assert (spec.model, spec.tags) == (random_model, ["a"])
     content = yaml.safe_load(printed("config", "--like", "@last"))
     assert content["tinker"]["learning_rate"] == 0.5
     assert content["model"] == random_model

@@ -20,10 +20,9 @@ from lachesis.base.errors import (
 )
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.run_config import RunConfig
-from lachesis.inference_tests.store import TestOptions
 from lachesis.launch import choose_model
-from lachesis.launch.choose_model import LaunchRequest
 from lachesis.operations.service import LachesisService
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
@@ -63,7 +62,7 @@ def test_the_command_that_the_refusal_names_helps(
     said = capsys.readouterr().err
     assert "server_down" in said, "everything that is checked before the server is asked has passed"
     home = Path(os.environ["LACHESIS_HOME"])
-    assert choose_model.find_base_model(LaunchRequest("own"), [], None, home) == built
+    assert find_default_model("own", home=home) == built
 
 
 @pytest.mark.parametrize("model", ["tiny", "embedded:tiny"])
@@ -88,13 +87,18 @@ def test_without_a_server_nothing_is_built(
     assert not (Path(os.environ["LACHESIS_HOME"]) / "models").exists()
 
 
+def find_default_model(
+    environment: str, *others: str, home: Path, profile: str = "embedded"
+) -> str | None:
+    spec = LaunchSpec(environment=environment, profile=profile)
+    return choose_model.find_base_model(spec, environment, others, fork_source=None, home=home)
+
+
 def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
     tmp_path: Path,
 ) -> None:
     def default(*environments: str) -> str | None:
-        return choose_model.find_base_model(
-            LaunchRequest(environments[0]), environments[1:], None, tmp_path
-        )
+        return find_default_model(*environments, home=tmp_path)
 
     sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
     assert default("own") == default("arithmetic") == sums
@@ -105,15 +109,13 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
     assert default("own") == str(newer)
     assert default("own", "other") == str(other)
     assert default("other") == default("arithmetic") == sums
-    assert choose_model.find_base_model(LaunchRequest("own", "tinker"), [], None, tmp_path) is None
-    assert choose_model.describe_default_model(LaunchRequest("own"), str(newer)) == (
+    assert find_default_model("own", profile="tinker", home=tmp_path) is None
+    assert choose_model.describe_default_model(LaunchSpec(environment="own"), str(newer)) == (
         f"no model is named, so the one taught on own is used: {newer}"
     )
-    assert (
-        choose_model.describe_default_model(LaunchRequest("own", model=str(newer)), str(newer))
-        is None
-    )
-    assert choose_model.describe_default_model(LaunchRequest("arithmetic"), sums) is None
+    named = LaunchSpec(environment="own", model=str(newer))
+    assert choose_model.describe_default_model(named, str(newer)) is None
+    assert choose_model.describe_default_model(LaunchSpec(environment="arithmetic"), sums) is None
 
 
 def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +161,18 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
     random_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for the forecast, which is for the run that `train` would make."""
-    seen: list[tuple[LaunchRequest, TestOptions]] = []
+    seen: list[TestSpec] = []
 
-    def check(self: LachesisService, launch: LaunchRequest, options: TestOptions) -> Any:
-        seen.append((launch, options))
+    def check(self: LachesisService, spec: TestSpec) -> Any:
+        seen.append(spec)
         raise ServerDownError("enough")
 
     monkeypatch.setattr(LachesisService, "check_test", check)
 
     def asked(*words: str) -> tuple[str | None, list[str] | None]:
         assert main(["test", "arithmetic", *words]) == 1
-        launch, options = seen.pop()
-        return launch.model, options.models
+        spec = seen.pop()
+        return spec.model, spec.models
 
     assert asked("--model", "Qwen/Qwen3-0.6B") == ("Qwen/Qwen3-0.6B", ["embedded:Qwen/Qwen3-0.6B"])
     assert asked("--model", random_model) == (random_model, [f"embedded:{random_model}"])
@@ -187,9 +189,9 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
 def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
     service = LachesisService()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
-        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["qwen/qwen3-8b"]))
+        service.check_test(TestSpec(environment="arithmetic", models=["qwen/qwen3-8b"]))
     with pytest.raises(ModelNotFoundError, match="is not a model"):
-        service.check_test(LaunchRequest("arithmetic"), TestOptions(models=["embedded:/nowhere"]))
+        service.check_test(TestSpec(environment="arithmetic", models=["embedded:/nowhere"]))
 
 
 # --- examples to imitate
@@ -203,9 +205,12 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
     service = LachesisService()
-    edits = (("sft_file", "FILE.jsonl"),)
     for profile in ("embedded", "tinker"):
-        config, plan = service.preview(LaunchRequest("arithmetic", profile, edits, by_owner=True))
+        spec = LaunchSpec(
+            environment="arithmetic", profile=profile, settings={"sft_file": "FILE.jsonl"}
+        )
+        preview = service.preview(spec)
+        config, plan = preview.launch.config, preview.plan
         assert config.tinker.sft_file == str(file), "the trainer runs in another folder"
         written = tmp_path / f"{profile}.yaml"
         written.write_text(plan.config.to_yaml())
@@ -219,8 +224,8 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
             == 1
         )
         with pytest.raises(LockedFieldError, match=r"tinker.sft_file is locked .*an agent may not"):
-            service.preview(LaunchRequest("arithmetic", profile, edits))
-    described = service.describe(LaunchRequest("arithmetic", by_owner=True))
+            service.preview(spec.model_copy(update={"by_agent": True}))
+    described = service.describe(LaunchSpec(environment="arithmetic"))
     assert [field["locked"] for field in described["fields"] if field["name"] == "sft_file"] == [
         None
     ]
@@ -247,8 +252,8 @@ def test_a_file_that_cannot_be_read_is_refused(
 
 def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
     """What is kept of a draft may be a text where a number is meant."""
-    config, _ = LachesisService().preview(
-        LaunchRequest("arithmetic", edits=(("env.total_steps", "7"), ("largest", "5")))
-    )
+    settings = {"env.total_steps": "7", "largest": "5"}
+    spec = LaunchSpec(environment="arithmetic", settings=settings)
+    config = LachesisService().preview(spec).launch.config
     assert isinstance(config, RunConfig)
     assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

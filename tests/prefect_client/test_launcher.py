@@ -27,6 +27,7 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from lachesis.supervision.services.ports import reserve_free_ports
+from tests.records import make_record
 from tests.served import processes_under
 
 RUN = "0123abcd"
@@ -50,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
         "wandb_run_name": "n",
         "status": "running",
     }
-    found.create(RunRecord.model_validate({"run_id": RUN, **values}))
+    found.create(make_record(**{"run_id": RUN, **values}))
     return found
 
 
@@ -175,6 +176,7 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
 
 WAITS = """
 import pathlib, signal, sys, time
+from tests.records import make_record
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 print("up", flush=True)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments import waiting_runs
 from lachesis.base.json_text import Json
-from lachesis.prefect_client import forms
+from lachesis.prefect_client import forms, runs_from_prefect
 from lachesis.prefect_client.background_serve import NIGHTLY_FLOW, TRAINING_FLOW
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 def home(server: str, monkeypatch: pytest.MonkeyPatch, clean_environment: Path) -> Path:
     monkeypatch.setenv("PREFECT_API_URL", server)
     monkeypatch.setenv("LACHESIS_DEPLOYMENT", "test")
-    monkeypatch.setattr(waiting_runs, "MIN_WAIT_S", 0.0)
+    monkeypatch.setattr(runs_from_prefect, "MIN_WAIT_S", 0.0)
     return clean_environment
 
 
@@ -51,7 +50,7 @@ def test_a_flow_run_that_waits_has_its_run_or_is_refused(
     good = start(prefect_api, deployment["id"], values, "good")
     bad = start(prefect_api, deployment["id"], {**values, "model": "/nowhere"}, "bad")
     for _ in range(2):  # The second look must not make a second run.
-        waiting_runs.record_waiting_runs()
+        runs_from_prefect.record_waiting_runs()
         (record,) = RunStore(home).all()
         assert (record.flow_run_id, record.status, record.total_steps) == (good, "pending", 7)
     waiting = prefect_api.read_flow_run(good) or {}
@@ -72,7 +71,7 @@ def test_a_server_that_is_gone_does_not_end_the_runner(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    waiting_runs.record_waiting_runs()
+    runs_from_prefect.record_waiting_runs()
     assert "waiting flow runs were not recorded" in caplog.text
 
 

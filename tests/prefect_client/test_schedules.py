@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flows import requested_runs
-from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import FieldValueError, RunSkippedError
 from lachesis.base.json_text import Json
 from lachesis.operations.service import LachesisService
+from lachesis.prefect_client import runs_from_prefect
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from tests.records import make_record
 
 NIGHTLY = {"environment": "arithmetic", "steps": 5, "name": "my nights"}
@@ -33,14 +33,14 @@ def test_the_schedule_of_a_flow_run_has_a_name_also_without_a_slug(
     """Prefect's newer page makes schedules without one; the runner gives them this name."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(PrefectApi, "read_flow_run", lambda *_: {"created_by": creator})
-    assert requested_runs._read_schedule("flow-run") == name
+    assert runs_from_prefect._read_schedule("flow-run") == name
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> LachesisService:
     """A service whose flow runs are made by the schedule `nights`."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(requested_runs, "_read_schedule", lambda _: "nights")
+    monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: "nights")
     return LachesisService()
 
 
@@ -49,26 +49,26 @@ def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
 ) -> None:
     other = make_record(run_id="aaaaaaaa", status="running", schedule="days")
     service.store.create(other)
-    first = find_or_create_run(service, NIGHTLY, None)
+    first = find_or_create_run(service.store, NIGHTLY, None)
     assert (first.schedule, first.status) == ("nights", "pending")
     with pytest.raises(RunSkippedError, match=f"skipped: run {first.run_id} of the schedule"):
-        find_or_create_run(service, NIGHTLY, None)
+        find_or_create_run(service.store, NIGHTLY, None)
     (skipped,) = [one for one in service.store.all() if one.status == "stopped"]
     assert skipped.evidence == f"skipped: run {first.run_id} of the schedule nights still runs"
     service.store.mark_ended(first.run_id, "completed")
-    assert find_or_create_run(service, NIGHTLY, None).status == "pending"
+    assert find_or_create_run(service.store, NIGHTLY, None).status == "pending"
 
 
 def test_the_first_run_of_a_schedule_starts_from_the_base_model(
     service: LachesisService,
 ) -> None:
     parameters = {**NIGHTLY, "from_checkpoint": "best"}
-    assert find_or_create_run(service, parameters, None).forked_from is None
+    assert find_or_create_run(service.store, parameters, None).forked_from is None
 
 
 def test_the_last_run_of_a_schedule_is_only_known_to_a_schedule(
     service: LachesisService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requested_runs, "_read_schedule", lambda _: None)
+    monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: None)
     with pytest.raises(FieldValueError, match="from_checkpoint is 'last', which only a schedule"):
-        find_or_create_run(service, {**NIGHTLY, "from_checkpoint": "last"}, None)
+        find_or_create_run(service.store, {**NIGHTLY, "from_checkpoint": "last"}, None)

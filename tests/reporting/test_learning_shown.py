@@ -29,6 +29,7 @@ from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 RUN = "0123abcd"
 REASON = "ValueError: the answer has no number"
@@ -56,7 +57,7 @@ def make(store: RunStore, **changes: Any) -> RunRecord:
         "wandb_run_name": "n",
         "started_at": now_iso(),
     }
-    record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
+    record = make_record(**{"run_id": RUN, **values, **changes})
     store.create(
         record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml()
     )

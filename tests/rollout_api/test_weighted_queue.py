@@ -18,9 +18,10 @@ from lachesis.base.errors import (
 from lachesis.base.json_text import Json
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog import lookup
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
@@ -247,7 +248,9 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
     service = LachesisService(clean_environment)
     launch, field, value = service.edit(
-        LaunchRequest("arithmetic"), "mixture", {"reverse_text": {"weight": 0.5}}
+        LaunchSpec(environment="arithmetic", by_agent=True),
+        "mixture",
+        {"reverse_text": {"weight": 0.5}},
     )
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
     resolved = service.resolve(launch)
@@ -260,4 +263,6 @@ def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
         "reverse_text",
     ]
     with pytest.raises(UnknownEnvironmentError, match="there is no environment 'reverse'"):
-        service.edit(LaunchRequest("arithmetic"), "mixture", {"reverse": {}})
+        service.edit(
+            LaunchSpec(environment="arithmetic", by_agent=True), "mixture", {"reverse": {}}
+        )

@@ -21,6 +21,7 @@ from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
 from lachesis.runs.store import RunStore
+from tests.records import make_record
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
@@ -37,7 +38,7 @@ def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
         "wandb_project": "p",
         "wandb_run_name": "n",
     }
-    return RunRecord.model_validate({**values, **changes})
+    return make_record(**{**values, **changes})
 
 
 def bump(home: Path, name: str) -> None:

@@ -19,10 +19,11 @@ from lachesis.spending.budgets import (
     find_exceeded_budget,
     read_spent_file,
 )
+from tests.records import make_record
 
 
 def record(**changes: Any) -> RunRecord:
-    return RunRecord(
+    return make_record(
         run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded",
         base_model="m", total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", **changes,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flows.requested_runs import find_or_create_run
 from lachesis.base.errors import ConfirmationError
 from lachesis.base.json_text import Json
 from lachesis.cli.main import main
+from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.prices import Prices
 from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast
-from lachesis.launch.choose_model import LaunchRequest
 from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import confirmation
@@ -144,16 +144,18 @@ def test_prefect_asks_by_a_parameter(started: list[str], random_model: str) -> N
         "without_validation": True,
     }
     with pytest.raises(ConfirmationError, match="`confirmed` in Prefect"):
-        find_or_create_run(service, values, None)
-    assert find_or_create_run(service, {**values, "confirmed": True}, None).profile == "tinker"
+        find_or_create_run(service.store, values, None)
+    assert (
+        find_or_create_run(service.store, {**values, "confirmed": True}, None).profile == "tinker"
+    )
 
 
 def test_a_program_is_refused_too(started: list[str], random_model: str) -> None:
-    launch = LaunchRequest(
-        "arithmetic", "tinker", model=random_model, without_validation=True, by_owner=True
+    spec = LaunchSpec(
+        environment="arithmetic", profile="tinker", model=random_model, without_validation=True
     )
     with pytest.raises(ConfirmationError, match="nobody has agreed to it"):
-        LachesisService().start(launch)
+        LachesisService().start(spec)
     assert started == []
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lachesis.config import run_config as run_config
+from lachesis.config.launch_spec import TestSpec
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
@@ -20,6 +20,7 @@ from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables
 from tests.patience import deadline
+from tests.records import make_record
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
@@ -42,7 +43,10 @@ def test_in_an_inference_test(
         "sums", "embedded", {"env": {"kind": "sound"}}, model=random_model
     )
     asked = InferenceRequest(
-        environment="sums", environment_file=str(nosy), models=["right"], num_steps=2, group_size=4
+        environment="sums",
+        environment_file=str(nosy),
+        models=["right"],
+        spec=TestSpec(environment="sums", steps=2, group_size=4),
     )
     tests = InferenceTestStore(clean_environment)
     test = tests.create(asked, config.to_yaml(), class_name="Sums")
@@ -91,7 +95,7 @@ def test_in_a_run(
         "wandb_project": "p",
         "wandb_run_name": "n",
     }
-    record = RunRecord(
+    record = make_record(
         run_id="0123abcd",
         environment="sums",
         environment_file=str(nosy),

@@ -17,10 +17,10 @@ import tinker
 
 from lachesis.base.timestamps import now_iso
 from lachesis.cli.commands import doctor
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision import leftovers
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
+from tests.records import make_record
 
 RUN = "0123abcd"
 
@@ -29,7 +29,7 @@ RUN = "0123abcd"
 def store(clean_environment: Path) -> RunStore:
     """With one run that has failed."""
     store = RunStore(clean_environment)
-    record = RunRecord(
+    record = make_record(
         run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m",
         total_steps=9, seed=0,
         wandb_project="p", wandb_run_name="n", status="failed", ended_at=now_iso(),

@@ -10,7 +10,6 @@ from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.inference_test import make_base_model_plan
 from lachesis.supervision.services.plan import make_training_plan
@@ -23,7 +22,7 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     """The record says which code the run began with; an environment that it does not know has
     none.
     """
-    record = RunRecord(
+    record = make_record(
         run_id="00000001", environment="replay", environment_file="replay.py", profile="embedded",
         base_model="m",
         total_steps=2, seed=0, wandb_project="p", wandb_run_name="n",

@@ -21,10 +21,10 @@ from lachesis.base.timestamps import now_iso
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
 from lachesis.reporting.run_view import build_run_status
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from tests.patience import POLL_S
+from tests.records import make_record
 
 RUN = "0123abcd"
 FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
@@ -81,9 +81,7 @@ def store(tmp_path: Path) -> RunStore:
         "base_model": "m",
     }
     numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
-    store.create(
-        RunRecord.model_validate({"run_id": RUN, "started_at": now_iso(), **values, **numbers})
-    )
+    store.create(make_record(**{"run_id": RUN, "started_at": now_iso(), **values, **numbers}))
     return store
 
 

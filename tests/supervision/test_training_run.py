@@ -92,7 +92,7 @@ def created(store: RunStore, **values: Any) -> RunRecord:
     file.write_text("")
     known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
     known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
-    record = RunRecord.model_validate({"total_steps": 9, "seed": 0, **known, **values})
+    record = make_record(**{"total_steps": 9, "seed": 0, **known, **values})
     store.create(record, run_config.resolve_run_config("one", "embedded", {}, model="m").to_yaml())
     return record
 

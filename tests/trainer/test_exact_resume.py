@@ -17,12 +17,12 @@ import pytest
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.readiness import fetch_trainer_health, wait_until_healthy
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
 from tests.patience import deadline
+from tests.records import make_record
 
 pytestmark = pytest.mark.timeout(600)
 REPLAY = Path(__file__).resolve().parents[1] / "environments" / "replay.py"
@@ -64,7 +64,7 @@ class Run:
             },
         }
         config = run_config.resolve_run_config(environment.stem, "embedded", edits, model=model)
-        record = RunRecord(
+        record = make_record(
             run_id="00000001",
             environment=environment.stem,
             environment_file=str(environment),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from lachesis.config.launch_spec import TestSpec
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.runs.store import RunStore
 from lachesis.web.app import create_app
@@ -28,7 +29,12 @@ VERDICT = {
 
 
 def add_test(store: InferenceTestStore, environment: str, **changes: Any) -> InferenceTest:
-    request = InferenceRequest(environment=environment, environment_file="f.py", models=["m"])
+    request = InferenceRequest(
+        environment=environment,
+        environment_file="f.py",
+        models=["m"],
+        spec=TestSpec(environment=environment),
+    )
     result = {
         "models_tested": [
             {

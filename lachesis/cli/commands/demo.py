@@ -17,7 +17,8 @@ from lachesis.base.json_text import read_json_lines
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status, watch
 from lachesis.cli.options import Output, number
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.config.launch_spec import LaunchSpec
+from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import submit
 from lachesis.prefect_client.background_serve import LauncherProcess, find_running_server
 from lachesis.runs.record import RunRecord
@@ -43,11 +44,10 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
 
     Ctrl-C stops the run and ends every process that the demo has started.
     """
-    edits: list[tuple[str, Any]] = [("data_seed", seed)]
-    if steps is not None:
-        edits.append(("total_steps", steps))
-    launch = LaunchRequest(ENVIRONMENT, "embedded", tuple(edits), seed=seed, by_owner=True)
-    service.resolve(launch)  # Wrong input is refused before anything is started.
+    spec = LaunchSpec(
+        environment=ENVIRONMENT, steps=steps, seed=seed, settings={"env.data_seed": seed}
+    )
+    service.resolve(spec)  # Wrong input is refused before anything is started.
     terminal.print_note(f"model: {build.ensure_tiny_model(build.TinyModelRecipe())}")
     with contextlib.ExitStack() as stack:
         server = find_running_server()
@@ -58,7 +58,7 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
             stack.enter_context(LauncherProcess())
             server = find_running_server() or {}
         terminal.print_note(f"Prefect UI: {server.get('ui_url')}")
-        record = service.start(launch)
+        record = service.start(spec)
         record = _watch_run(service, record, as_json=as_json)
         submit.wait_until_gone(service.store, record)
     answer = service.get_results(record.run_id).to_payload()

@@ -17,11 +17,11 @@ from lachesis.base.json_text import Json
 from lachesis.cli import terminal
 from lachesis.cli.options import DEFAULT_PROFILE, Edits, EnvironmentName, Output, Profile
 from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
-from lachesis.config.field_edits import parse_assignment
+from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.config.run_fields import EnvSection
 from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_check.check import CheckResult, run_environment_checks
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.supervision import leftovers
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def show_environment(
     options: Output = Output(),
 ) -> None:
     """Print an environment with its fields."""
-    launch = LaunchRequest(lookup.register_environment(environment), profile, by_owner=True)
-    description = LachesisService().describe(launch)
+    description = LachesisService().describe(LaunchSpec(environment=environment, profile=profile))
     print_answer(options, description, render_environment(description, show_all=show_all))
 
 
@@ -115,14 +114,8 @@ def check_environment(
 ) -> int:
     """Check an environment and return exit code 1 if a check has failed."""
     service = LachesisService()
-    launch = LaunchRequest(
-        lookup.register_environment(environment),
-        "embedded",
-        tuple(parse_assignment(text) for text in edits),
-        model,
-        by_owner=True,
-    )
-    resolved = service.resolve(launch)
+    settings = dict(parse_assignment(text) for text in edits)
+    resolved = service.resolve(LaunchSpec(environment=environment, model=model, settings=settings))
     checked, config = resolved.environment, resolved.config
     with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
         service.build_tiny_model(config, advance)

@@ -36,20 +36,18 @@ from lachesis.cli.terminal import (
     make_pairs_table,
     print_answer,
 )
-from lachesis.config.field_edits import parse_assignment
+from lachesis.config.launch_spec import LaunchSpec, TestSpec, parse_assignment, read_spec
 from lachesis.config.run_config import RunConfig, check_template_settings
-from lachesis.environment_catalog.lookup import register_environment
 from lachesis.environment_catalog.scan import Environment
 from lachesis.environment_check.stages import StageChild
 from lachesis.inference_tests.store import (
     EMBEDDED,
     TINKER,
     InferenceTest,
-    TestOptions,
     get_model_name,
 )
-from lachesis.launch.choose_model import LaunchRequest, require_loadable_model
-from lachesis.launch.resolved_launch import read_launch_fields
+from lachesis.launch.choose_model import require_loadable_model
+from lachesis.launch.resolve import read_launch_fields
 from lachesis.operations.server import call_with_server
 from lachesis.operations.service import LachesisService
 from lachesis.supervision.running_services import ServiceGroup
@@ -95,13 +93,12 @@ def run_test(
 ) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     options = replace(options, environment=environment)
-    service, test_options = LachesisService(), _read_options(options)
+    service, spec = LachesisService(), _read_spec(options)
     if options.show_prompt:
-        return show_prompt(options, service, _read_launch(options))
-    launch = _read_launch(options)
+        return show_prompt(options, service, spec.to_launch())
     try:
         resolved = call_with_server(
-            lambda: service.check_test(launch, test_options),
+            lambda: service.check_test(spec),
             terminal.print_note,
             is_forbidden=options.no_serve,
             home=service.store.home,
@@ -114,7 +111,7 @@ def run_test(
     if resolved.max_cost_usd is not None:
         terminal.print_note(f"the test costs at most {resolved.max_cost_usd:.2g} US dollars")
     prepare_model(options, service, resolved.launch)
-    test = _wait_for_test(options, service, service.start_test(resolved, test_options))
+    test = _wait_for_test(options, service, service.start_test(resolved))
     print_answer(
         options,
         test.model_dump(mode="json"),
@@ -125,31 +122,26 @@ def run_test(
     return 1
 
 
-def _read_launch(options: TestCommandOptions) -> LaunchRequest:
-    return LaunchRequest(
-        register_environment(options.environment),
-        options.profile,
-        tuple(parse_assignment(text) for text in options.edits),
-        find_trained_model(options),
-        by_owner=True,
-    )
-
-
-def _read_options(options: TestCommandOptions) -> TestOptions:
+def _read_spec(options: TestCommandOptions) -> TestSpec:
     prompt_options = {"max_tokens": 256, "temperature": 1.0} if options.prompt else {}
-    return TestOptions(
-        num_steps=options.steps,
-        group_size=options.group_size,
-        models=list_tested_models(options),
-        prompts=list(options.prompt) or None,
+    values = {
+        "environment": options.environment,
+        "profile": options.profile,
+        "model": find_trained_model(options),
+        "settings": dict(parse_assignment(text) for text in options.edits),
+        "steps": options.steps,
+        "group_size": options.group_size,
+        "models": list_tested_models(options),
+        "prompts": list(options.prompt) or None,
         **prompt_options,
-    )
+    }
+    return read_spec(TestSpec, values)
 
 
 def _wait_for_test(options: Output, service: LachesisService, test: InferenceTest) -> InferenceTest:
     """Show the progress of a test until it has ended, and return it."""
     terminal.print_note(f"test {test.test_id}: {service.tests.dir(test.test_id)}")
-    num_groups = test.request.num_steps * len(test.request.models)
+    num_groups = test.request.spec.num_groups * len(test.request.models)
     with terminal.show_progress_bar("groups", quiet=options.json) as advance:
         while not (test := service.get_test(test.test_id)).has_ended:
             advance(service.tests.count_finished_groups(test), num_groups)
@@ -303,13 +295,13 @@ def _format_note(prompt: Json) -> str:
     return ""
 
 
-def show_prompt(options: Output, service: LachesisService, request: LaunchRequest) -> int:
+def show_prompt(options: Output, service: LachesisService, spec: LaunchSpec) -> int:
     """Render the prompt of the first item with the model's own tokenizer, and print it.
 
     Raises:
         LachesisError: The environment or the model's tokenizer cannot be loaded.
     """
-    launch_fields = read_launch_fields(request, service.schema_timeout_s)
+    launch_fields = read_launch_fields(spec, service.schema_timeout_s)
     config = launch_fields.build_config(service.store.home)
     # Nothing is sampled, so the tokenizer is enough.
     require_loadable_model(config.openai.model_name, service.store.home, profile="tinker")

@@ -14,13 +14,12 @@ from lachesis.base.errors import ModelNotFoundError
 from lachesis.cli import terminal
 from lachesis.cli.options import DEFAULT_PROFILE, Edits, Output, Profile, number, options_class
 from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
-from lachesis.config.field_edits import parse_assignment
+from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.config.profiles import check_embedded
-from lachesis.environment_catalog import lookup
 from lachesis.inference_tests.store import shorten_model_name
 from lachesis.launch.choose_model import resolve_model
 from lachesis.launch.offered_models import ModelList, OfferedModel, fetch_and_describe, list_models
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.tiny_model import build, teach
 
 UNKNOWN = "?"
@@ -135,11 +134,9 @@ def build_model(
         with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
             path = build.ensure_tiny_model(build.TinyModelRecipe(), progress=advance)
     else:
-        fields = tuple(parse_assignment(text) for text in edits)
+        settings = dict(parse_assignment(text) for text in edits)
         launches = [
-            LachesisService().resolve(
-                LaunchRequest(lookup.register_environment(name), "embedded", fields, by_owner=True)
-            )
+            LachesisService().resolve(LaunchSpec(environment=name, settings=settings))
             for name in environments
         ]
         taught_environments = [

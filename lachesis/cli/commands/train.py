@@ -28,24 +28,24 @@ from lachesis.cli.options import (
     options_class,
 )
 from lachesis.cli.terminal import format_forecast, make_lines, make_pairs_table, print_answer
-from lachesis.config.field_edits import parse_assignment
-from lachesis.config.profiles import PROFILES, list_missing_keys, load_profile_values
+from lachesis.config.launch_spec import LaunchSpec, parse_assignment, read_spec
+from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.value_parsing import read_untyped
 from lachesis.environment_catalog.lookup import find_environment, load_schema, register_environment
 from lachesis.inference_tests.required_test import make_test_command
-from lachesis.launch.choose_model import LaunchRequest, describe_default_model, find_model_problem
+from lachesis.launch.choose_model import describe_default_model
+from lachesis.launch.create_run import make_run_record
 from lachesis.launch.launch_file import (
     make_launch_schema,
-    make_similar_request,
+    make_similar_spec,
     read_launch_file,
     render_launch_file,
 )
-from lachesis.launch.resolved_launch import ResolvedLaunch, make_run_record, preview_launch
+from lachesis.launch.resolve import ResolvedLaunch
 from lachesis.operations.server import call_with_server
 from lachesis.operations.service import LachesisService
-from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client import submit
 from lachesis.reporting.run_list import get_model_name
-from lachesis.runs.names_and_tags import check_name, check_note, check_tags
 from lachesis.runs.record import RunRecord
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
@@ -103,12 +103,12 @@ def train(
 ) -> int:
     """Check a launch, start the run, and watch it if that was asked for."""
     service = LachesisService()
-    launch = read_launch_request(environment, options, service)
+    spec = read_launch_spec(environment, options, service)
     if options.dry_run:
-        show_preview(options, service, launch)
+        show_preview(options, service, spec)
         return 0
     resolved = call_with_server(
-        lambda: service.check(launch),
+        lambda: service.check(spec),
         terminal.print_note,
         is_forbidden=options.no_serve,
         home=service.store.home,
@@ -130,20 +130,20 @@ def confirm_cost(
     A free launch, and one whose money is limited, is returned as it is. Where nobody can answer, an
     unconfirmed one is refused when it is started.
     """
-    request = launch.request
-    if not needs_confirmation(request.profile, launch.set_fields):
+    spec = launch.spec
+    if not needs_confirmation(spec.profile, spec.list_edits()):
         return launch
     forecast = make_run_record(launch, "RUN_ID", service.tests).forecast
     if not options.yes:
         # Nobody can answer, so the start itself refuses, with the forecast.
         if options.json or not sys.stdin.isatty():
             return launch
-        terminal.print_note(f"{launch.environment.name} on profile {request.profile}:")
+        terminal.print_note(f"{launch.environment.name} on profile {spec.profile}:")
         for sentence in describe_cost(forecast).split("; "):
             terminal.print_note(f"  {sentence}")
         if input("Start this run? [y/N] ").strip().lower() not in ("y", "yes"):
             return None
-    return replace(launch, request=replace(request, confirmed=True))
+    return replace(launch, confirmed=True)
 
 
 def show_warnings(launch: ResolvedLaunch) -> None:
@@ -155,7 +155,7 @@ def show_warnings(launch: ResolvedLaunch) -> None:
 def prepare_model(options: Output, service: LachesisService, launch: ResolvedLaunch) -> None:
     """Build the tiny model if the launch needs it, and show the progress."""
     config = launch.config
-    if model_note := describe_default_model(launch.request, config.openai.model_name):
+    if model_note := describe_default_model(launch.spec, config.openai.model_name):
         terminal.print_note(model_note)
     with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
         service.build_tiny_model(config, advance)
@@ -216,9 +216,9 @@ def _follow_run(options: FollowOptions, service: LachesisService, record: RunRec
 LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
 
 
-def read_launch_request(
+def read_launch_spec(
     environment: str | None, options: TrainOptions | ConfigOptions, service: LachesisService
-) -> LaunchRequest:
+) -> LaunchSpec:
     """Return the launch that the options describe, with the rights of the owner.
 
     Options have priority over a launch file and over the run of `--like`.
@@ -227,48 +227,36 @@ def read_launch_request(
         ArgumentsError: Nothing says what to train on.
         LachesisError: The launch file, the run or a value cannot be used.
     """
-    _require_one_choice(options)
     base = _read_base(environment, options, service)
-    edits: list[tuple[str, Any]] = [parse_assignment(text) for text in options.edits]
-    if options.steps is not None:
-        edits.append(("env.total_steps", options.steps))
-    start_from = base.start_from
+    settings: Json = dict(parse_assignment(text) for text in options.edits)
+    values = {
+        "profile": options.profile,
+        "steps": options.steps,
+        "model": options.model,
+        "name": options.name,
+        "note": options.note,
+        "tags": [*base.tags, *options.tag],
+        "seed": options.seed,
+        "require_validation": options.require_validation or base.require_validation,
+        "without_validation": options.without_validation or base.without_validation,
+    }
     if isinstance(options, TrainOptions):
-        start_from = options.start_from or start_from
+        values["from_checkpoint"] = options.start_from
         if options.others:
-            edits.append(("env.mixture", dict(map(_parse_mixture_item, options.others))))
-    return replace(
-        base,
-        profile=options.profile or base.profile,
-        edits=(*base.edits, *edits),
-        model=options.model or base.model,
-        seed=base.seed if options.seed is None else options.seed,
-        require_validation=options.require_validation or base.require_validation,
-        without_validation=options.without_validation or base.without_validation,
-        start_from=start_from,
-        name=check_name(options.name or base.name or ""),
-        note=check_note(options.note or base.note or ""),
-        tags=tuple(check_tags([*base.tags, *options.tag])),
-        by_owner=True,
+            settings["env.mixture"] = dict(map(_parse_mixture_item, options.others))
+    given = {name: value for name, value in values.items() if value is not None}
+    return read_spec(
+        LaunchSpec, {**base.model_dump(), **given, "settings": {**base.settings, **settings}}
     )
-
-
-def _require_one_choice(options: LaunchOptions) -> None:
-    if options.require_validation and options.without_validation:
-        raise ArgumentsError(
-            "--require-validation and --without-validation exclude each other; give one of them"
-        )
 
 
 def _read_base(
     environment: str | None, options: LaunchOptions, service: LachesisService
-) -> LaunchRequest:
+) -> LaunchSpec:
     """Return the launch of the file or of the run that was named, or that of the environment."""
     if options.like:
-        if environment:
-            environment = register_environment(environment)
         record = service.get_run(options.like)
-        return make_similar_request(service.store, record, environment, service.schema_timeout_s)
+        return make_similar_spec(service.store, record, environment, service.schema_timeout_s)
     if not environment:
         raise ArgumentsError(
             "nothing says what to train on; give an environment from `lachesis env list`, a launch "
@@ -276,7 +264,7 @@ def _read_base(
         )
     if environment.endswith(LAUNCH_FILE_ENDINGS):
         return read_launch_file(Path(environment).expanduser(), service.schema_timeout_s)
-    return LaunchRequest(register_environment(environment), options.profile or DEFAULT_PROFILE)
+    return LaunchSpec(environment=environment, profile=options.profile or DEFAULT_PROFILE)
 
 
 def _parse_mixture_item(text: str) -> tuple[str, dict[str, Any]]:
@@ -293,14 +281,14 @@ def config(
     if options.schema:
         _print_schema(environment, options.profile or DEFAULT_PROFILE)
         return
-    request = read_launch_request(environment, options, service)
-    description = service.describe(request)
+    spec = read_launch_spec(environment, options, service)
+    description = service.describe(spec)
     if options.json:
         print(json.dumps(description, indent=2, default=str))
     else:
         # The defaults are those of the profile, not those of the schema.
-        defaults = service.describe(replace(request, edits=(), seed=None))
-        print(render_launch_file(request, description, defaults), end="")
+        defaults = service.describe(spec.with_set_fields({}))
+        print(render_launch_file(spec, description, defaults), end="")
 
 
 def _print_schema(environment: str | None, profile: str) -> None:
@@ -311,19 +299,14 @@ def _print_schema(environment: str | None, profile: str) -> None:
     print(json.dumps(make_launch_schema(profile, schema), indent=2, default=str))
 
 
-def show_preview(options: Output, service: LachesisService, request: LaunchRequest) -> None:
+def show_preview(options: Output, service: LachesisService, spec: LaunchSpec) -> None:
     """Print the configuration, the processes and the forecast of a launch.
 
     Raises:
         LachesisError: The launch cannot start with these values.
     """
-    preview = preview_launch(request, service.store, service.tests, service.schema_timeout_s)
+    preview = service.preview(spec)
     config, record, plan = preview.launch.config, preview.record, preview.plan
-    # A problem is shown and not raised: the rest of the preview helps to mend it.
-    missing_keys = list_missing_keys(request.profile, background_serve.read_key_names())
-    problem = find_model_problem(request, config, service.store.home)
-    if missing_keys:
-        problem = f"{', '.join(missing_keys)} is not known to `lachesis serve`"
     answer = {
         "environment": record.environment,
         "model": record.base_model,
@@ -331,7 +314,7 @@ def show_preview(options: Output, service: LachesisService, request: LaunchReque
         "total_steps": record.total_steps,
         "batch_size": record.batch_size,
         "set_fields": record.set_fields,
-        "problem": problem,
+        "problem": preview.problem,
         "forecast": record.forecast,
         "prices": config.prices and config.prices.model_dump(mode="json"),
         "services": [

@@ -15,10 +15,11 @@ from lachesis.base.errors import ConfigError
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import read_passed_variables
 from lachesis.config import run_config, yaml_text
+from lachesis.config.launch_spec import TestSpec
 from lachesis.config.profiles import get_endpoint_key_name
 from lachesis.config.run_config import RunConfig
 from lachesis.config.yaml_text import dump_yaml
-from lachesis.inference_tests.store import InferenceRequest, get_environment_groups_file
+from lachesis.inference_tests.store import get_environment_groups_file
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from lachesis.supervision.services.engine import EnginePlace, make_engine_services
 from lachesis.supervision.services.plan import ServicePlan, with_env
@@ -209,7 +210,7 @@ def find_endpoint() -> tuple[str, dict[str, str]]:
 
 def make_process_config(
     config: RunConfig,
-    request: InferenceRequest,
+    test_spec: TestSpec,
     output: Path,
     endpoint: Json,
     wandb_run: str,
@@ -222,10 +223,10 @@ def make_process_config(
     W&B, which is offline in a test.
     """
     content = yaml.safe_load(config.to_yaml())
-    groups = get_environment_groups_file(output) if request.prompts else output
+    groups = get_environment_groups_file(output) if test_spec.prompts else output
     content["env"].update(
-        total_steps=request.num_steps,
-        group_size=request.group_size,
+        total_steps=test_spec.num_groups,
+        group_size=test_spec.group_size,
         use_wandb=use_wandb,
         wandb_name=wandb_run,
         data_path_to_save_groups=str(groups),

@@ -12,17 +12,18 @@ from lachesis.base import paths
 from lachesis.base.timestamps import now_iso
 from lachesis.cli.options import DEFAULT_PROFILE
 from lachesis.config import run_config as run_config
-from lachesis.config.field_edits import parse_assignment
+from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.environment_catalog import lookup
 from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
-from lachesis.operations.service import LachesisService, LaunchRequest
+from lachesis.operations.service import LachesisService
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 from tests.command_line import parse_command
+from tests.records import make_record
 
 RUN = "0123abcd"
 COMMAND = re.compile(r"`(lachesis [^`]+)`")
@@ -85,7 +86,7 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
         "status": "running",
         "started_at": now_iso(),
     }
-    record = RunRecord.model_validate({"run_id": RUN, **values, **changes})
+    record = make_record(**{"run_id": RUN, **values, **changes})
     store.create(record, config.to_yaml())
     return record
 
@@ -143,22 +144,20 @@ def require_works(command: str, service: LachesisService) -> None:
         assert service.write_report(*args.runs)
         WORKED.add(command)
     elif args.command == "test":
-        launch = LaunchRequest(
-            lookup.register_environment(args.environment),
-            args.profile,
-            model=(args.model or [None])[0],
+        spec = LaunchSpec(
+            environment=args.environment, profile=args.profile, model=(args.model or [None])[0]
         )
-        assert service.describe(launch)["problem"] is None
+        assert service.describe(spec)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
-        edits = tuple(parse_assignment(text) for text in args.edits)
         service.preview(
-            LaunchRequest(
-                lookup.register_environment(args.environment),
-                args.profile,
-                edits,
-                args.model,
-                start_from=args.start_from,
+            LaunchSpec(
+                environment=args.environment,
+                profile=args.profile,
+                settings=dict(parse_assignment(text) for text in args.edits),
+                model=args.model,
+                from_checkpoint=args.start_from,
+                by_agent=True,
             )
         )
     elif args.command == "model build":

@@ -97,7 +97,7 @@ def test_an_advised_run_is_like_the_one_that_needs_it(store: RunStore) -> None:
 def test_an_advised_run_from_a_checkpoint_does_not_repeat_the_fine_tuning(store: RunStore) -> None:
     make(store, set_fields={"tinker.sft_file": "/a.jsonl", "tinker.sft_epochs": 2, "env.x": 1})
     write_steps(store, FAULTS["the reward falls"])
-    assert "--set tinker.sft_file=/a.jsonl --set tinker.sft_epochs=2" in advice_of(store)[1][0]
+    assert "--set tinker.sft_epochs=2 --set tinker.sft_file=/a.jsonl" in advice_of(store)[1][0]
     Checkpoints(store.dir(RUN).checkpoints).write(
         Manifest(step=20, state="tinker://s", sampler_weights="tinker://w")
     )

@@ -15,6 +15,7 @@ from lachesis.prefect_client import submit
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.monitor.tick.runs import STARTED, Asked, Make
+from tests.records import make_record
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def make(store: RunStore) -> Iterator[Make]:
                 "flow_run_id": "f",
                 "prefect_api_url": "http://127.0.0.1:1/api",
             }
-            record = RunRecord.model_validate({"run_id": run_id, **values, **changes})
+            record = make_record(**{"run_id": run_id, **values, **changes})
             store.create(record, config.to_yaml())
             if alive:
                 held.enter_context(store.dir(run_id).hold_alive_lock())

@@ -1,0 +1,350 @@
+"""Find or make the training run, or the test, that a flow run performs or waits to perform.
+
+The command line and the tools make it before they submit it. A flow run that was started in
+Prefect, by a schedule or by an automation has its run made here, with the same checks: when it
+begins, or before, when it waits while this host trains as many runs as it may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lachesis.base.errors import (
+    ArgumentsError,
+    FieldValueError,
+    LachesisError,
+    RunSkippedError,
+    RunStateError,
+    ServerDownError,
+    shorten,
+)
+from lachesis.base.files import hold_file_lock, storage_errors
+from lachesis.base.json_text import Json
+from lachesis.base.secrets import redact
+from lachesis.base.timestamps import seconds_between
+from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.config.launch_spec import RUN_ID_PATTERN, LaunchSpec, TestSpec, read_spec
+from lachesis.environment_catalog.lookup import SCHEMA_TIMEOUT_S
+from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.launch.create_run import create_run, create_test
+from lachesis.launch.resolve import check_launch, resolve_test
+from lachesis.prefect_client import background_serve
+from lachesis.prefect_client.background_serve import TRAINING_FLOW, find_deployment
+from lachesis.prefect_client.refresh import refresh_runs
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import (
+    OWN_TAGS,
+    list_tags,
+    list_test_tags,
+    make_submission_key,
+    make_test_key,
+    make_test_title,
+)
+from lachesis.runs.record import SKIPPED, RunRecord
+from lachesis.runs.store import RunStore
+
+log = logging.getLogger("lachesis.flow")
+# A flow run that has waited this long was not started at once, so it waits for its place.
+MIN_WAIT_S = 5.0
+# The runner cannot end while an environment is imported.
+WAITING_SCHEMA_TIMEOUT_S = 25.0
+# The checkpoints of a schedule's last run that its next run may start from.
+LAST_RUN_CHECKPOINTS = ("last", "best")
+# What Prefect calls the schedule that has made a flow run if that has no slug.
+NAMES_WITHOUT_SLUG = ("CronSchedule", "IntervalSchedule", "RRuleSchedule")
+
+
+def find_or_create_run(
+    store: RunStore,
+    parameters: Mapping[str, Any],
+    flow_run_id: str | None,
+    schema_timeout_s: float = SCHEMA_TIMEOUT_S,
+) -> RunRecord:
+    """Return the run of this flow run; one that has none yet is checked and made.
+
+    A run whose id is among the parameters and that was submitted as another flow run is not
+    returned: "Copy to new run" in Prefect copies the id too, and asks for a new run.
+
+    Raises:
+        LachesisError: The parameters are refused.
+    """
+    run_id = str(parameters.get("run_id") or "")
+    if run_id and store.dir(run_id).record.is_file():
+        record = store.load(run_id)
+        if belongs_to_run(record, flow_run_id):
+            return record
+    with storage_errors(store.root):
+        store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The runner makes the runs of flow runs that wait, and a flow may begin meanwhile.
+    with hold_file_lock(store.root / ".requests.lock"):
+        record_of_flow_run = _find_record(store, flow_run_id)
+        return record_of_flow_run or _create_run(store, parameters, flow_run_id, schema_timeout_s)
+
+
+def _find_record(store: RunStore, flow_run_id: str | None) -> RunRecord | None:
+    """Return the run that was made for a flow run, or is performed by it now."""
+    for record in store.all():
+        if flow_run_id and flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
+            return record
+    return None
+
+
+def _create_run(
+    store: RunStore,
+    parameters: Mapping[str, Any],
+    flow_run_id: str | None,
+    schema_timeout_s: float,
+) -> RunRecord:
+    run_id, spec_values = _split_id(parameters, "run_id")
+    spec = read_spec(LaunchSpec, spec_values)
+    schedule = _read_schedule(flow_run_id)
+    checkpoint = _choose_checkpoint(store, spec.from_checkpoint, schedule)
+    spec = spec.model_copy(update={"from_checkpoint": checkpoint})
+    tests = InferenceTestStore(store.home)
+    launch = check_launch(spec, store, tests, schema_timeout_s, background_serve.read_key_names())
+    if not run_id or store.dir(run_id).record.is_file():
+        run_id = store.new_id()
+    record = create_run(
+        store,
+        tests,
+        launch,
+        run_id,
+        flow_run_id=flow_run_id,
+        made_for_flow_run_id=flow_run_id,
+        prefect_api_url=PrefectApi().url,
+        schedule=schedule,
+    )
+    log.info("this is run %s; `lachesis status %s` reports it", run_id, run_id)
+    _name_flow_run(flow_run_id, record.title, list_tags(record))
+    if schedule is not None:
+        _require_ended_predecessor(store, record)
+    return record
+
+
+def _split_id(parameters: Mapping[str, Any], name: str) -> tuple[str, Json]:
+    """Return the id among the parameters of a flow run, and the others.
+
+    Raises:
+        ArgumentsError: It is not an id.
+    """
+    spec_values = {key: value for key, value in parameters.items() if key != name}
+    text = str(parameters.get(name) or "")
+    if text and not re.fullmatch(RUN_ID_PATTERN, text):
+        raise ArgumentsError(
+            f"the parameter {name} is {shorten(repr(text))}; allowed: eight hexadecimal digits"
+        )
+    return text, spec_values
+
+
+def _read_schedule(flow_run_id: str | None) -> str | None:
+    """Return the name of the schedule that has made a flow run, or None.
+
+    Raises:
+        ServerDownError: The server does not respond.
+    """
+    if flow_run_id is None:
+        return None
+    creator = (PrefectApi().read_flow_run(flow_run_id) or {}).get("created_by") or {}
+    if creator.get("type") != "SCHEDULE":
+        return None
+    slug = creator.get("display_value")
+    if slug and slug not in NAMES_WITHOUT_SLUG:
+        return str(slug)
+    # The runner gives a schedule without a slug this one when it starts.
+    return f"person-{str(creator.get('id'))[:8]}"
+
+
+def _find_runs_of_schedule(store: RunStore, schedule: str | None) -> list[RunRecord]:
+    """Return the runs of a schedule, the newest first."""
+    return [record for record in store.all() if record.schedule == schedule]
+
+
+def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | None) -> str | None:
+    """Return the checkpoint to start from: that of the schedule's last run for `last` and `best`.
+
+    The first run of a schedule starts from the base model.
+
+    Raises:
+        FieldValueError: Such a word was given outside of a schedule.
+    """
+    if checkpoint not in LAST_RUN_CHECKPOINTS:
+        return checkpoint
+    if schedule is None:
+        raise FieldValueError(
+            f"the parameter from_checkpoint is {checkpoint!r}, which only a schedule may have; "
+            "allowed: RUN, RUN@STEP or RUN@best"
+        )
+    for record in _find_runs_of_schedule(store, schedule):
+        if record.has_ended and Checkpoints(store.dir(record.run_id).checkpoints).find_newest():
+            return f"{record.run_id}@{checkpoint}"
+    return None
+
+
+def _require_ended_predecessor(store: RunStore, record: RunRecord) -> None:
+    """End a run as skipped while an earlier one of its schedule lives.
+
+    Raises:
+        RunSkippedError: One does.
+    """
+    for other in _find_runs_of_schedule(store, record.schedule):
+        if other.run_id == record.run_id:
+            continue
+        if not refresh_runs(store, [other])[0][0].has_ended:
+            reason = f"{SKIPPED}run {other.run_id} of the schedule {record.schedule} still runs"
+            store.update(record.run_id, stop_reason=reason)
+            store.mark_ended(record.run_id, "stopped", reason)
+            raise RunSkippedError(reason)
+
+
+def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:
+    """Give the flow run the name and the tags that it would have from the command line.
+
+    "Copy to new run" in Prefect copies the tags too; those that name another run are left out.
+    """
+    if flow_run_id is None:
+        return
+    with contextlib.suppress(ServerDownError):
+        api = PrefectApi()
+        flow_run: Json = api.read_flow_run(flow_run_id) or {}
+        further_tags = [tag for tag in flow_run.get("tags", []) if not tag.startswith(OWN_TAGS)]
+        api.update_flow_run(flow_run_id, name=name, tags=sorted({*further_tags, *tags}))
+
+
+def require_free_run(store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
+    """Check that no other flow run performs the run, as when an earlier one is retried.
+
+    Raises:
+        RunStateError: The run is alive, or waits for its place.
+    """
+    if belongs_to_attempt(record, flow_run_id):
+        return
+    if store.dir(record.run_id).is_alive() or record.status == "pending":
+        raise RunStateError(
+            f"run {record.run_id} is {record.status} already, as flow run {record.flow_run_id}; "
+            f"`lachesis stop {record.run_id}` ends it"
+        )
+
+
+def find_or_create_test(
+    tests: InferenceTestStore, parameters: Mapping[str, Any], flow_run_id: str | None
+) -> InferenceTest:
+    """Return the test of this flow run; one that has none yet is checked and made.
+
+    Raises:
+        LachesisError: The parameters are refused.
+    """
+    test_id, spec_values = _split_id(parameters, "test_id")
+    if test_id and is_own_submission(flow_run_id, make_test_key(test_id)):
+        return tests.load(test_id)
+    spec = read_spec(TestSpec, spec_values)
+    resolved = resolve_test(spec, tests.home, SCHEMA_TIMEOUT_S, background_serve.read_key_names())
+    test = create_test(tests, resolved)
+    if flow_run_id is not None:
+        tests.save_flow_run_id(test.test_id, flow_run_id)
+    _name_flow_run(flow_run_id, make_test_title(test), list_test_tags(test))
+    return test
+
+
+# --- which run a flow run belongs to
+
+
+def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Return whether a flow run performs the run's current attempt.
+
+    If Prefect cannot be asked about the flow run, it is assumed to do so.
+    """
+    return flow_run_id == record.flow_run_id or is_own_submission(
+        flow_run_id, make_submission_key(record)
+    )
+
+
+def belongs_to_run(record: RunRecord, flow_run_id: str | None) -> bool:
+    """Return whether a flow run was submitted for an attempt of this run, the current one or an
+    earlier one.
+
+    If Prefect cannot be asked about the flow run, it is assumed that it was.
+    """
+    if flow_run_id is None or flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
+        return True
+    key = _read_key(flow_run_id)
+    return key is None or key.startswith(f"{record.run_id}-")
+
+
+def is_own_submission(flow_run_id: str | None, key: str) -> bool:
+    """Return whether a flow run was submitted with this key; assumed without an answer from
+    Prefect.
+    """
+    if flow_run_id is None:
+        return True
+    return _read_key(flow_run_id) in (None, key)
+
+
+def _read_key(flow_run_id: str) -> str | None:
+    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
+    respond.
+    """
+    try:
+        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
+    except ServerDownError:
+        return None
+    return str(flow_run.get("idempotency_key") or "")
+
+
+# --- flow runs that wait for their place
+
+
+def record_waiting_runs() -> None:
+    """Make the run of each flow run of `train` that waits and has none, or refuse it.
+
+    Otherwise the run would not be listed until its flow begins, and would be refused only then. A
+    server that does not respond is asked again later, and no error ends the runner.
+    """
+    store = RunStore()
+    try:
+        api, deployment = find_deployment(TRAINING_FLOW, store.home)
+        waiting = [
+            flow_run
+            for flow_run in api.list_waiting_flow_runs(deployment["id"], due_only=True)
+            if _has_waited(flow_run)
+        ]
+        if not waiting:  # The records of all runs are read only when there is a reason.
+            return
+        known_ids = {
+            flow_run_id
+            for record in store.all()
+            for flow_run_id in (record.flow_run_id, record.made_for_flow_run_id)
+        }
+        for flow_run in waiting:
+            if flow_run["id"] not in known_ids:
+                _record_run(store, api, flow_run)
+    except LachesisError as error:
+        log.warning("waiting flow runs were not recorded: %s", error)
+    except Exception:
+        log.exception("waiting flow runs were not recorded")
+
+
+def _has_waited(flow_run: Json) -> bool:
+    start_time = flow_run.get("next_scheduled_start_time") or flow_run["created"]
+    return seconds_between(start_time) > MIN_WAIT_S
+
+
+def _record_run(store: RunStore, api: PrefectApi, flow_run: Json) -> None:
+    try:
+        find_or_create_run(store, flow_run["parameters"], flow_run["id"], WAITING_SCHEMA_TIMEOUT_S)
+    except ServerDownError:
+        raise
+    except LachesisError as error:
+        api.set_state(flow_run["id"], describe_refusal(error), force=True)
+
+
+def describe_refusal(error: LachesisError) -> dict[str, str]:
+    """Return the state of a flow run that is refused or skipped; its message is that of the
+    error.
+    """
+    if isinstance(error, RunSkippedError):
+        return {"type": "CANCELLED", "name": "Skipped", "message": str(error)}
+    return {"type": "FAILED", "name": "Refused", "message": redact(str(error))}
