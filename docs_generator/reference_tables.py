@@ -144,7 +144,9 @@ HOME_FILES = {
 }
 RUN_FILES = {
     "run.json": "the record: state, seed, model, health, attempts, services",
-    "config.yaml": "the configuration that all processes of the run read",
+    "config.yaml": "the configuration that was asked for; it is never rewritten",
+    "attempts": "a folder per attempt: where it ran (`plan.json`), and the configuration that its "
+    "processes were given (`config.yaml`)",
     "metrics.jsonl": "one line per step; see [metrics](metrics.md)",
     "rollouts": "every rollout as Parquet: prompt, answer, score, tokens, log-probabilities",
     "checkpoints": "one manifest per checkpoint, with a hash of each of its files",

@@ -20,7 +20,6 @@ from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import PROFILES
-from lachesis.config.run_config import RunConfig
 from lachesis.launch.resume import make_next_attempt_changes, needs_new_attempt
 from lachesis.prefect_client.submit import STOPPED_BY_USER
 from lachesis.runs.folder import RunDir
@@ -32,7 +31,7 @@ from lachesis.runs.record import (
     get_attempt_duration_s,
     mark_services_exited,
 )
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from tasks.progress import record_final_judgement
@@ -120,7 +119,7 @@ def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -
     if not isinstance(error, LachesisError) or not PROFILES[record.profile].is_paid:
         return None
     code, _, sentence = str(error.details.get("cause") or "").partition(": ")
-    config = RunConfig.from_yaml(store.dir(record.run_id).config)
+    config = read_effective_config(store.dir(record.run_id))
     codes = set(ACCESS_CODES)
     if config.limits.on_crash != "resume":
         codes.add(LOST_SERVER_CODE)

@@ -28,13 +28,12 @@ from flows.training_run import TrainingRun
 from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
 from lachesis.config.launch_spec import RunLimits
-from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.required_test import require_validation
 from lachesis.inference_tests.store import InferenceTestStore
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run, require_free_run
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from tasks.processes import build_tiny_model, is_missing_tiny_model
@@ -156,7 +155,7 @@ def _require_validation(store: RunStore, record: RunRecord) -> None:
     """
     folder = store.dir(record.run_id)
     if record.require_validation and not MetricsFile(folder.metrics).tail(1):
-        config = RunConfig.from_yaml(folder.config)
+        config = read_effective_config(folder)
         tests = InferenceTestStore(store.home)
         require_validation(tests, config, record.environment_files, record.set_fields)
 

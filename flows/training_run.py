@@ -16,9 +16,8 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import adopt_profile_keys, check_profile
-from lachesis.config.run_config import RunConfig
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.readiness import fetch_trainer_health
@@ -44,7 +43,7 @@ class TrainingRun:
         # The hashes of a large checkpoint may take minutes; until then the last check is recent.
         self.check_stop_request = throttle(self._raise_if_stop_requested)
         self.folder = store.dir(record.run_id)
-        config = RunConfig.from_yaml(self.folder.config)
+        config = read_effective_config(self.folder)
         adopt_profile_keys(record.profile, backend=config.tinker.backend)
         check_profile(record.profile, backend=config.tinker.backend)
         checkpoint = Checkpoints(self.folder.checkpoints).find_resumable()

@@ -19,7 +19,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.lookup import get_name_or_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ForkSource:
     @property
     def config(self) -> RunConfig:
         """Return the configuration of the run that made the checkpoint."""
-        return RunConfig.from_yaml(self.run_dir.config)
+        return read_effective_config(self.run_dir)
 
     def require_compatible(self, profile: str, config: RunConfig) -> None:
         """Raise ConfigError if the adapter cannot be trained further with this configuration."""
@@ -127,7 +127,7 @@ def advice(
 ) -> str:
     """Return the end of an error message: how to start a new run with other values of `fields`."""
     environment = get_name_or_file(record.environment, record.environment_file)
-    mixture = RunConfig.from_yaml(run_dir.config).env.mixture
+    mixture = read_effective_config(run_dir).env.mixture
     mixture_options = [
         part
         for name, settings in mixture.items()

@@ -196,8 +196,9 @@ class TinkerSection(Section):
     """W&B project of the run."""
     wandb_group: str | None = None
     """W&B group of the run."""
-    use_wandb: bool = True
-    """Whether the trainer logs to W&B: online with a key, else offline into the run's folder."""
+    use_wandb: bool | None = None
+    """Whether the trainer logs to W&B: online with a key, else offline into the run's folder; null:
+    where `lachesis serve` has a key or WANDB_MODE."""
     trackers: list[TrackerName] = Field([])
     """Further places that metrics are logged to: tensorboard (files in the run's folder), trackio
     (a database on this machine), or wandb, which is the same as use_wandb.

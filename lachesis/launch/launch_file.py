@@ -23,7 +23,7 @@ from lachesis.config.yaml_text import YAML_LOADER, dump_yaml
 from lachesis.environment_catalog.lookup import EnvironmentSchema, get_name_or_file
 from lachesis.launch.resolve import drop_defaults
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 
 # Columns of the comments in a launch file.
 COMMENT_WIDTH = 79
@@ -116,7 +116,7 @@ def make_similar_spec(
     Raises:
         LachesisError: The run's configuration or its environment cannot be read.
     """
-    config = RunConfig.from_yaml(store.dir(record.run_id).config)
+    config = read_effective_config(store.dir(record.run_id))
     own_environment = record.environment
     # A file that was moved since is found by the environment's name, if it is found at all.
     if Path(record.environment_file).is_file():

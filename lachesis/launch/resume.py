@@ -17,7 +17,7 @@ from lachesis.launch.choose_model import KeyNames
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending import agent_limits
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
 
@@ -79,7 +79,7 @@ def prepare_resume(
         LachesisError: The profile lacks something here, or no checkpoint is complete.
     """
     run_dir = store.dir(record.run_id)
-    config = asked_config = RunConfig.from_yaml(run_dir.config)
+    config = asked_config = read_effective_config(run_dir)
     if changes:
         hint = start_from_checkpoint.advice(record, run_dir, changes)
         config = replace_resumed_values(config, changes, hint, is_owner=by_owner)

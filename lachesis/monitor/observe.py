@@ -20,7 +20,7 @@ from lachesis.runs.environment_counters import find_blocked_line, read_all_count
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.budgets import BudgetUsage, compute_budget_usage
 
 RESPONSE_TIMEOUT_S = 2.0
@@ -108,7 +108,7 @@ def _read_files(observation: Observation) -> None:
             metrics.head(MAX_FIRST_STEPS),
         )
     try:
-        observation.config = RunConfig.from_yaml(observation.run_dir.config)
+        observation.config = read_effective_config(observation.run_dir)
         observation.limits = observation.config.limits
     except LachesisError as error:
         observation.problem = f"its budgets and policies are not enforced: {error}"

@@ -42,7 +42,7 @@ from lachesis.reporting.run_schemas import RunResults, RunStatus
 from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.tiny_model import build
 
 
@@ -237,13 +237,11 @@ class LachesisService:
             self.store, record, limits, background_serve.read_key_names(), by_owner=by_owner
         )
         PrefectApi()  # raises when no server is known, before anything is changed
-        if config is not None:
-            write_private(self.store.dir(run_id).config, config.to_yaml())
-        return submit.resubmit_run(self.store, record, auto_resumes=0, **changes)
+        return submit.resubmit_run(self.store, record, config, auto_resumes=0, **changes)
 
     def read_editable_values(self, record: RunRecord) -> Json:
         """Return the values of the run's editable fields."""
-        config = RunConfig.from_yaml(self.store.dir(record.run_id).config)
+        config = read_effective_config(self.store.dir(record.run_id))
         return get_editable_values(config)
 
     def get_run(self, run_id: str) -> RunRecord:

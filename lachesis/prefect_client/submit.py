@@ -10,8 +10,10 @@ from typing import Any
 import psutil
 
 from lachesis.base.errors import ServerDownError
+from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.base.waiting import wait_until
+from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.launch.resume import begin_next_attempt
 from lachesis.prefect_client.background_serve import (
@@ -47,7 +49,9 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
     return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
 
 
-def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRecord:
+def resubmit_run(
+    store: RunStore, record: RunRecord, config: RunConfig | None = None, **changes: object
+) -> RunRecord:
     """Continue an ended run from its newest checkpoint, as a new attempt.
 
     Of several calls at once one makes the attempt, and all have its run.
@@ -55,17 +59,24 @@ def resubmit_run(store: RunStore, record: RunRecord, **changes: object) -> RunRe
     Args:
         store: The runs of this home.
         record: The run.
+        config: The configuration of the new attempt, if it is not that of the last one.
         changes: What changes in its record besides.
 
     Raises:
-        ServerDownError: The record is then as it was.
+        ServerDownError: The run is then as it was.
     """
     queued_record, former_fields = begin_next_attempt(store, record, changes)
     if not former_fields:
         return queued_record
+    config_file = store.dir(record.run_id).get_attempt_config(queued_record.attempt)
     try:
+        if config is not None:
+            with storage_errors(config_file):
+                make_private_folder(config_file.parent)
+            write_private(config_file, config.to_yaml())
         return submit_run(store, queued_record)
     except BaseException:
+        config_file.unlink(missing_ok=True)
         store.update(record.run_id, **former_fields)
         raise
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from lachesis.base.errors import LachesisError
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.lookup import get_name_or_file
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import read_effective_config
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
 from lachesis.supervision.invalid_groups import ALL_INVALID
 
@@ -90,7 +90,7 @@ def _choose_resume(
         return "check", {}
     try:
         Checkpoints(run_dir.checkpoints).find_resumable()
-        limits = RunConfig.from_yaml(run_dir.config).limits
+        limits = read_effective_config(run_dir).limits
     except LachesisError:
         return "", {}
     usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))

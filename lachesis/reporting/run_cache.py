@@ -88,7 +88,7 @@ class RunCache:
         # Another thread may have read a newer record meanwhile, whose summary this is not.
         if kept is None or kept[1] is not record:
             return summarize_run(record, run_dir)
-        state = (kept[0], stat_file(run_dir.metrics), stat_file(run_dir.config))
+        state = (kept[0], stat_file(run_dir.metrics), stat_file(run_dir.find_effective_config()))
         return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
 
     def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:

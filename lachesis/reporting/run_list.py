@@ -16,7 +16,6 @@ from typing import Any
 
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
-from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import INFRASTRUCTURE, Section
 from lachesis.reporting.run_headline import choose_mark, needs_a_look
 from lachesis.reporting.run_view import REWARD_STEPS, compute_mean_reward, count_reward_steps
@@ -29,6 +28,7 @@ from lachesis.runs.held_out_results import (
 )
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
+from lachesis.runs.store import read_effective_config
 from lachesis.spending.budgets import TOKEN_KINDS
 
 # Last steps of a run that are searched for a held-out result.
@@ -148,7 +148,7 @@ def _compute_duration_s(record: RunRecord) -> float | None:
 
 def _read_settings(record: RunRecord, run_dir: RunDir) -> dict[str, Any]:
     try:
-        config = RunConfig.from_yaml(run_dir.config)
+        config = read_effective_config(run_dir)
     except (OSError, LachesisError):
         return {}
     settings: dict[str, Any] = {"model": get_model_name(record), "profile": record.profile}

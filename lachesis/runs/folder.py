@@ -19,7 +19,10 @@ class RunDir:
     def __init__(self, root: Path, run_id: str) -> None:
         self.path = root / run_id
         self.record = self.path / "run.json"
+        # What was asked for at the start; it is never rewritten.
         self.config = self.path / "config.yaml"
+        # A folder per attempt: where it ran, and the configuration that its processes were given.
+        self.attempts = self.path / "attempts"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.engine = self.path / "engine"
@@ -45,6 +48,20 @@ class RunDir:
         self.server_pause = self.path / "server_pause.json"
         # Usage of the run when its trainer ended; the last line of the metrics is older.
         self.spent = self.path / "spent.json"
+
+    def get_attempt_config(self, attempt: int) -> Path:
+        """Return the file of the configuration that the processes of an attempt are given."""
+        return self.attempts / str(attempt) / "config.yaml"
+
+    def get_attempt_plan(self, attempt: int) -> Path:
+        """Return the file that says where an attempt runs: ports, addresses and paths."""
+        return self.attempts / str(attempt) / "plan.json"
+
+    def find_effective_config(self) -> Path:
+        """Return the configuration of the newest attempt; before it what was asked for."""
+        numbers = [int(path.name) for path in self.attempts.glob("[0-9]*") if path.name.isdigit()]
+        files = [self.get_attempt_config(number) for number in sorted(numbers, reverse=True)]
+        return next((file for file in files if file.is_file()), self.config)
 
     def get_counters_file(self, service: str) -> Path:
         """Return the file of an environment's counts; see

@@ -21,6 +21,7 @@ from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownRunError, shorten
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.base.timestamps import now_iso
+from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import (
     RunRecord,
@@ -222,3 +223,12 @@ class RunStore:
         )
         with hold_file_lock(file, timeout_s=LOCK_S, timeout_error=timeout_error):
             yield
+
+
+def read_effective_config(run_dir: RunDir) -> RunConfig:
+    """Return the configuration that a run's newest attempt has; before it what was asked for.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    return RunConfig.from_yaml(run_dir.find_effective_config())

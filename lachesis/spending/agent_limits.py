@@ -28,7 +28,7 @@ from lachesis.inference_tests.store import (
 )
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.budgets import compute_budget_usage, read_spent_file
 
 DAY_S = 86_400.0
@@ -204,8 +204,8 @@ def _get_run_cost(store: RunStore, record: RunRecord) -> float:
     if record.has_ended:
         return spent
     with contextlib.suppress(ConfigError):
-        config_file = store.dir(record.run_id).config
-        return max(spent, RunConfig.from_yaml(config_file).limits.max_cost_usd or 0.0)
+        limits = read_effective_config(store.dir(record.run_id)).limits
+        return max(spent, limits.max_cost_usd or 0.0)
     return spent
 
 

@@ -14,6 +14,7 @@ from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import read_effective_config
 from lachesis.supervision import leftovers
 from lachesis.supervision.readiness import wait_until_healthy
 from lachesis.supervision.running_services import ServiceGroup
@@ -114,7 +115,7 @@ def serve_run_model(
 
 def _make_serving_config(run_dir: RunDir) -> RunConfig:
     """Return the run's configuration for a process that trains nothing."""
-    values = RunConfig.from_yaml(run_dir.config).model_dump()
+    values = read_effective_config(run_dir).model_dump()
     # Nothing is trained, so nothing is logged, and no further environment takes part.
     values["tinker"]["use_wandb"] = values["env"]["use_wandb"] = False
     values["env"]["mixture"] = {}

@@ -50,7 +50,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--config",
         type=Path,
         required=True,
-        help="the run's YAML; the run's other files are in the same folder",
+        help="the run's YAML",
+    )
+    parser.add_argument(
+        "--run-folder",
+        type=Path,
+        help="folder of the run's other files (default: that of its YAML)",
     )
     parser.add_argument("--base-model")
     parser.add_argument("--lora-rank", type=int)
@@ -91,6 +96,8 @@ def read_config(args: argparse.Namespace) -> RunConfig:
         ConfigError: A value cannot work.
     """
     values = RunConfig.from_yaml(args.config).model_dump()
+    if values["tinker"]["use_wandb"] is None:  # Only a run decides it by what it finds.
+        values["tinker"]["use_wandb"] = True
     overrides: dict[tuple[str, str], Any] = {
         ("env", "tokenizer_name"): args.base_model,
         ("openai", "model_name"): args.base_model,
@@ -145,7 +152,7 @@ async def run(config: RunConfig, args: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
-    run_folder = args.config.resolve().parent
+    run_folder = args.run_folder or args.config.resolve().parent
     with bind_inference_socket(config) as sock:
         tokenizer = load_tokenizer(config)
         if args.base_only:

@@ -23,6 +23,7 @@ from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
 from lachesis.runs.metrics import Step
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import PastAttempt, RunRecord, describe_attempt, describe_service_state
+from lachesis.runs.store import read_effective_config
 from lachesis.spending.budgets import BudgetUsage, compute_budget_usage, read_spent_file
 from lachesis.web.charts import ChosenCharts, choose_charts
 from lachesis.web.wording import format_decimal
@@ -158,7 +159,7 @@ def make_run_page(
 def read_config(run_dir: RunDir) -> RunConfig | None:
     """Return the configuration of a run, or None if it cannot be read."""
     try:
-        return RunConfig.from_yaml(run_dir.config)
+        return read_effective_config(run_dir)
     except (LachesisError, OSError):
         return None
 

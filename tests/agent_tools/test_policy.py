@@ -21,6 +21,7 @@ from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import background_serve, submit
+from lachesis.runs.store import read_effective_config
 from lachesis.spending import agent_limits
 from tests.tinker_cloud.stand_ins import ensure_stand_in
 
@@ -54,7 +55,7 @@ def write_policy(home: Path, **agents: Any) -> None:
 
 
 def read_config(home: Path, run_id: str) -> RunConfig:
-    return RunConfig.from_yaml(LachesisService(home).store.dir(run_id).config)
+    return read_effective_config(LachesisService(home).store.dir(run_id))
 
 
 def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None:
@@ -249,7 +250,7 @@ def _assert_allowed(service: LachesisService) -> None:
     """Whatever was made is what the owner allows."""
     defaults = RunConfig.model_fields["tinker"].default
     for record in service.store.all():
-        config = RunConfig.from_yaml(service.store.dir(record.run_id).config)
+        config = read_effective_config(service.store.dir(record.run_id))
         assert set(config.build_environment_configs()) <= {"arithmetic", "reverse_text"}
         assert record.profile in ("embedded", "tinker")
         assert config.tinker.seed == defaults.seed

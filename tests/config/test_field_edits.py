@@ -153,7 +153,11 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
             "0",
         ),
         ("learning_rate", "inf", "is not of type 'number'"),
-        ("tinker.use_wandb", "maybe", "'maybe' is not of type 'boolean'; allowed: boolean"),
+        (
+            "tinker.use_wandb",
+            "maybe",
+            "'maybe' is not valid under any of the given schemas; allowed: boolean or null",
+        ),
         (
             "max_tokens",
             "lots",

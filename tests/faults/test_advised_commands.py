@@ -106,10 +106,12 @@ def test_next_steps_work_in_a_fresh_shell(
     """Prove that a plain resume, which a used-up budget refuses, is not offered."""
     run, store = ended_run, world.store
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    config = run.dir.config.read_text()
+    config = run.dir.find_effective_config().read_text()
     before = run.record
     if end == "budget":
-        run.dir.config.write_text(config.replace("max_tokens: null", "max_tokens: 10"))
+        run.dir.find_effective_config().write_text(
+            config.replace("max_tokens: null", "max_tokens: 10")
+        )
         with pytest.raises(RunStateError, match=f"lachesis resume {run.run_id} --set limits.max_t"):
             world.service.resume(run.run_id)
     elif end == "invalid groups":
@@ -133,7 +135,7 @@ def test_next_steps_work_in_a_fresh_shell(
         run.advances(1)
         run.stop()
     store.update(run.run_id, **before.model_dump(include={"stop_reason", "failed_service"}))
-    run.dir.config.write_text(config)
+    run.dir.find_effective_config().write_text(config)
     row(
         fault=f"next steps after {end}",
         phase="ended",

@@ -272,14 +272,14 @@ def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> 
     """The run goes on with what it was started with; a resume refuses what is none."""
     run = world.take("running")
     run.reach("running")
-    good = run.dir.config.read_text()
-    run.dir.config.write_text("env: [")
+    good = run.dir.find_effective_config().read_text()
+    run.dir.find_effective_config().write_text("env: [")
     run.advances()
     assert run.stop().status == "stopped"
     with pytest.raises(LachesisError, match=r"config\.yaml"):
         world.service.resume(run.run_id)
     assert run.record.status == "stopped"
-    run.dir.config.write_text(good)
+    run.dir.find_effective_config().write_text(good)
     run.resume()
     world.current = run
     row(

@@ -64,7 +64,7 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
 
 
 def _port(run: Run) -> int | None:
-    text = run.dir.config.read_text()
+    text = run.dir.find_effective_config().read_text()
     found = [
         line.split(":")[-1].split("/")[0]
         for line in text.splitlines()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,7 @@ from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
-from lachesis.runs.store import RunStore
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.supervision.services.inference_test import make_base_model_plan
 from lachesis.supervision.services.plan import make_training_plan
 from tests.records import make_record
@@ -76,13 +79,14 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
         ({}, {"tinker.use_wandb": True}, False, True),
         ({}, {}, True, True),
         ({"WANDB_API_KEY": "x"}, {"tinker.use_wandb": False}, False, False),
+        ({}, {"tinker.trackers": ["wandb"]}, False, True),
     ],
 )
 def test_wandb_is_used_where_there_is_a_key_or_it_was_asked_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     env: dict[str, str],
-    set_fields: dict[str, bool],
+    set_fields: dict[str, Any],
     has_logged: bool,
     is_used: bool,
 ) -> None:
@@ -97,3 +101,30 @@ def test_wandb_is_used_where_there_is_a_key_or_it_was_asked_for(
     planned = make_training_plan(record, folder, config).config
     assert planned.tinker.use_wandb is is_used
     assert planned.env.use_wandb is False, "the trainer logs, and no environment beside it"
+
+
+def test_what_was_asked_for_stays_and_each_attempt_has_its_own(tmp_path: Path) -> None:
+    """A resume tells the next attempt other steps, and each attempt listens on other ports."""
+    store, record = RunStore(tmp_path), make_record(environment="sums")
+    asked = run_config.resolve_run_config("sums", "embedded", {}, model="m")
+    folder = store.create(record, asked.to_yaml())
+    assert read_effective_config(folder) == asked
+    for attempt, total_steps in ((1, 300), (2, 400), (10, 500)):
+        env = read_effective_config(folder).env.model_copy(update={"total_steps": total_steps})
+        config = asked.model_copy(update={"env": env})
+        plan = make_training_plan(record.model_copy(update={"attempt": attempt}), folder, config)
+        plan.write_files()
+        file = folder.get_attempt_config(attempt)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        effective = read_effective_config(folder)
+        assert effective.env.total_steps == total_steps, "the newest, and 10 is newer than 2"
+        content = json.loads(folder.get_attempt_plan(attempt).read_text())
+        api_port, trainer_port = content["ports"]["api"], content["ports"]["trainer"]
+        assert effective.env.rollout_server_url == f"http://127.0.0.1:{api_port}"
+        assert effective.openai.base_url == f"http://127.0.0.1:{trainer_port}/v1"
+        commands = {service["name"]: service["command"] for service in content["services"]}
+        assert str(file) in commands["trainer"]
+        assert str(file) in commands["environment"]
+        token = plan.get_service("engine").env["LACHESIS_ENGINE_TOKEN"]
+        assert token not in folder.get_attempt_plan(attempt).read_text()
+    assert folder.config.read_text() == asked.to_yaml()

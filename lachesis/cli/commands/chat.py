@@ -19,8 +19,8 @@ from lachesis.cli import terminal
 from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, number, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import adopt_profile_keys
-from lachesis.config.run_config import RunConfig
 from lachesis.operations.service import LachesisService
+from lachesis.runs.store import read_effective_config
 from lachesis.supervision.serve_model import ModelEndpoint, select_checkpoint, serve_run_model
 from lachesis.supervision.services.ports import check_port
 
@@ -171,7 +171,7 @@ def _serve(
     record = service.store.load(run_id)
     run_dir = service.store.dir(record.run_id)
     manifest = select_checkpoint(run_dir, options.checkpoint)
-    backend = RunConfig.from_yaml(run_dir.config).tinker.backend
+    backend = read_effective_config(run_dir).tinker.backend
     adopt_profile_keys(record.profile, backend=backend)
     if not options.json:
         what = f"step {manifest.step}" if manifest else "the base model"

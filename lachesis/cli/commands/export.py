@@ -14,11 +14,11 @@ from lachesis.cli.commands import run_status
 from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import adopt_profile_keys
-from lachesis.config.run_config import RunConfig
 from lachesis.operations.service import LachesisService
 from lachesis.reporting.model_card import build_model_card
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import read_effective_config
 
 
 @options_class
@@ -64,7 +64,7 @@ def export(run: Run, /, *, options: ExportOptions) -> None:
 
 
 def _export(record: RunRecord, run_dir: RunDir, options: ExportOptions) -> Json:
-    backend = RunConfig.from_yaml(run_dir.config).tinker.backend
+    backend = read_effective_config(run_dir).tinker.backend
     adopt_profile_keys(record.profile, backend=backend)
     return export_weights.export(
         record,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -53,6 +54,8 @@ class ServicePlan:
             StorageError: The disk refused a write.
         """
         for path, text in self.files.items():
+            with storage_errors(path):
+                make_private_folder(path.parent)
             write_private(path, text)
         for folder in self.empty_folders:
             with storage_errors(folder):
@@ -96,8 +99,8 @@ def _require_original_environments(record: RunRecord, folder: RunDir, config: Ru
     current_names = config.build_environment_configs()
     if set(current_names) != set(record.environment_files):
         raise ConfigError(
-            f"{folder.config} has the environments {', '.join(current_names)}; allowed: those the "
-            f"run began with ({', '.join(record.environment_files)})"
+            f"{folder.find_effective_config()} has the environments {', '.join(current_names)}; "
+            f"allowed: those the run began with ({', '.join(record.environment_files)})"
         )
 
 
@@ -108,7 +111,7 @@ def make_training_plan(
     *,
     received_groups: Mapping[str, int] | None = None,
 ) -> ServicePlan:
-    """Choose ports, put them into the run's configuration, and describe every service.
+    """Choose ports, put them into the configuration of the attempt, and describe every service.
 
     Nothing is written. The token of the engine is created here and passed to the two children that
     need it, through their environment only.
@@ -124,7 +127,7 @@ def make_training_plan(
         ConfigError: The configuration has other environments than the run began with.
     """
     _require_original_environments(record, folder, config)
-    config = _drop_unwanted_wandb(record, folder, config)
+    config = _decide_on_wandb(folder, config)
     ports = dict(zip(PORT_NAMES, reserve_free_ports(len(PORT_NAMES)), strict=True))
     config = _with_addresses(config, folder, ports)
     token = f"tml-{secrets.token_urlsafe(24)}"
@@ -148,7 +151,8 @@ def make_training_plan(
         {name: _add_run_context(spec, folder, client_env) for name, spec in evaluations.items()},
         trainer_url,
         files={
-            folder.config: config.to_yaml(),
+            folder.get_attempt_config(record.attempt): config.to_yaml(),
+            folder.get_attempt_plan(record.attempt): _describe_plan(ports, services),
             **{
                 environment.config_file: environment.config.to_yaml()
                 for environment in environments
@@ -159,23 +163,38 @@ def make_training_plan(
     )
 
 
-def _drop_unwanted_wandb(record: RunRecord, folder: RunDir, config: RunConfig) -> RunConfig:
-    """Return the configuration without W&B if there is no key and nobody has asked for it.
+def _describe_plan(ports: Mapping[str, int], services: list[ServiceSpec]) -> str:
+    """Return where the services of an attempt run, as JSON; secrets are in their variables only."""
+    content = {
+        "host": HOST,
+        "ports": dict(ports),
+        "services": [
+            {
+                "name": spec.name,
+                "command": spec.argv,
+                "folder": str(spec.cwd),
+                "log": str(spec.log),
+                "port": spec.port,
+            }
+            for spec in services
+        ],
+    }
+    return json.dumps(content, indent=2)
+
+
+def _decide_on_wandb(folder: RunDir, config: RunConfig) -> RunConfig:
+    """Return the configuration with W&B if there is a key or a mode for it, where nobody has said.
 
     A run that has logged to W&B before goes on with it.
     """
-    # The flow has the variables of `lachesis serve`, whose key the trainer gets.
-    is_wanted = (
-        os.environ.get("WANDB_API_KEY")
-        or os.environ.get("WANDB_MODE")
-        or record.set_fields.get("tinker.use_wandb")
-        or "wandb" in config.tinker.trackers
-        or (folder.path / "wandb").is_dir()
-    )
-    if is_wanted or not config.tinker.use_wandb:
+    if config.tinker.use_wandb is not None:
         return config
+    # The flow has the variables of `lachesis serve`, whose key the trainer gets.
+    has_variables = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")
+    is_used = bool(has_variables) or (folder.path / "wandb").is_dir()
     values = config.model_dump()
-    values["tinker"]["use_wandb"] = values["env"]["use_wandb"] = False
+    values["tinker"]["use_wandb"] = is_used
+    values["env"]["use_wandb"] &= is_used
     return run_config.build_run_config(values)
 
 
@@ -185,7 +204,13 @@ def _list_environment_services(
     is_mixed = bool(config.env.mixture)
     return [
         EnvironmentServices(
-            env_id, name, part, record.environment_files[name], folder, is_mixed=is_mixed
+            env_id,
+            name,
+            part,
+            record.environment_files[name],
+            folder,
+            folder.get_attempt_config(record.attempt),
+            is_mixed=is_mixed,
         )
         for env_id, (name, part) in enumerate(config.build_environment_configs().items())
     ]

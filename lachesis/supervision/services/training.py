@@ -70,6 +70,7 @@ def make_trainer_spec(
 ) -> ServiceSpec:
     """Describe the trainer."""
     url = f"http://{HOST}:{ports['trainer']}"
+    config_file = folder.get_attempt_config(record.attempt)
     env = {
         **make_model_hub_env(config, weights=False),
         **(select_env_by_prefix("WANDB_") if config.tinker.use_wandb else {}),
@@ -85,7 +86,11 @@ def make_trainer_spec(
     ]
     return ServiceSpec(
         "trainer",
-        [*PYTHON_MODULE_COMMAND, "lachesis.trainer", "--config", str(folder.config), *flags],
+        [
+            *PYTHON_MODULE_COMMAND,
+            *("lachesis.trainer", "--config", str(config_file), "--run-folder", str(folder.path)),
+            *flags,
+        ],
         log=folder.get_log_file("trainer"),
         cwd=folder.path,
         env=env,
@@ -108,6 +113,8 @@ class EnvironmentServices:
     config: RunConfig
     file: str
     folder: RunDir
+    attempt_config: Path
+    """The configuration of the whole run in this attempt."""
     is_mixed: bool
     """Whether several environments feed the run."""
 
@@ -129,8 +136,8 @@ class EnvironmentServices:
     def config_file(self) -> Path:
         """Return the file of its configuration."""
         if self.is_mixed:
-            return self.folder.path / f"{self.service_name}.yaml"
-        return self.folder.config
+            return self.attempt_config.with_name(f"{self.service_name}.yaml")
+        return self.attempt_config
 
     def make_serve_spec(self, *, groups: int) -> ServiceSpec:
         """Describe the process that makes rollouts."""
@@ -171,7 +178,7 @@ class EnvironmentServices:
         """Describe the environment's own `evaluate` command, and return it with the file that it
         reads.
         """
-        file = self.folder.path / f"evaluate_{when}{self.name_suffix}.yaml"
+        file = self.attempt_config.with_name(f"evaluate_{when}{self.name_suffix}.yaml")
         spec = ServiceSpec(
             f"evaluate-{when}{self.name_suffix}",
             make_environment_command(self.file, "evaluate", file),
