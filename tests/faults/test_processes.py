@@ -56,6 +56,15 @@ def kill_at_once(world: World, *pids: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 class Place(World):
     """A home of its own, and the commands that somebody types in it."""
 
@@ -153,16 +162,15 @@ def test_a_server_whose_port_another_home_took_before_it_was_started_again(
     place.serve()
     launcher, server = place.launcher, place.part("server")
     assert launcher is not None
-    launcher.send_signal(signal.SIGSTOP)
-    place.strike(server, signal.SIGKILL)
-    other = make_place()
-    other.port = place.port
-    other.serve()
-    code, answer = place.cli("train", "arithmetic")
-    assert code == 1
-    assert "no longer listens" in answer["error"]
-    assert RunStore(other.home).all() == []
-    launcher.send_signal(signal.SIGCONT)
+    with stopped(launcher.pid):
+        place.strike(server, signal.SIGKILL)
+        other = make_place()
+        other.port = place.port
+        other.serve()
+        code, answer = place.cli("train", "arithmetic")
+        assert code == 1, answer
+        assert "no longer listens" in answer["error"]
+        assert RunStore(other.home).all() == []
     time.sleep(10)
     assert launcher.poll() is None, "it tries again until the port is free"
     other.stop_serving()
