@@ -163,6 +163,7 @@ RUN_FILES = {
     "server_pause.json": "the last pause of a remote Tinker server, and why",
     "session.json": "the session at a remote Tinker server, while it is open",
     ".alive": "locked while a process of the run lives",
+    "stop": "there after a stop that was asked for without a server",
     ".now": "there while a stop without a checkpoint is asked for",
 }
 

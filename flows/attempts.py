@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import runtime
 
-from flows.stop_requests import RUNNER_GONE
+from flows.flow_run_state import RUNNER_GONE
 from lachesis.base.errors import (
     BillingError,
     LachesisError,
@@ -86,6 +86,7 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
             when: results for when, results in record.evaluation.items() if when == "before"
         }
         if needs_new_attempt(record):
+            store.dir(run_id).stop_file.unlink(missing_ok=True)
             return {**make_next_attempt_changes(record), **attempt_fields}
         return attempt_fields
 

@@ -1,4 +1,4 @@
-"""End a flow run in a state whose message is the sentence that its reader needs.
+"""Ask whether a flow run should end, and end it in a state whose message its reader needs.
 
 Prefect logs a traceback of every failed or cancelled state that a flow returns. Here the state is
 set first, and the flow then ends by the exception that leaves a state as it is.
@@ -6,15 +6,27 @@ set first, and the flow then ends by the exception that leaves a state as it is.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from prefect import runtime
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
 
-from lachesis.base.errors import LachesisError, ServerDownError
+from lachesis.base.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import describe_refusal
+from lachesis.supervision.stop_requests import StopRequested
+
+RUNNER_PID = os.getppid()
+# Why a run ends whose flow run is suspended: it stops with a checkpoint, as if it was cancelled.
+SUSPENDED = "suspended in Prefect; Retry on its page, or `lachesis resume`, goes on"
+# States of a flow run that was suspended and resumed since the last check: it waits for a process.
+RESUMED_STATES = frozenset({"SCHEDULED", "PENDING"})
+RUNNER_GONE = (
+    "the runner of this run was killed; start another one with `lachesis serve`, then `lachesis "
+    "resume` the run"
+)
 
 
 def make_refusal(error: LachesisError) -> State[Any]:
@@ -46,3 +58,36 @@ def end_flow_run(state: State[Any], *, force: bool = False) -> State[Any]:
     except ServerDownError:
         return state
     raise Pause(state.message, state=State.model_validate(new_state))
+
+
+def raise_if_stop_requested() -> None:
+    """Check that the runner of this flow run lives, and that Prefect wants it to go on.
+
+    A cancellation normally arrives as a signal; after an outage, or before the runner knows the
+    flow's process, it may not. An outage of the server does not stop training.
+
+    Raises:
+        StopRequested: Somebody wants the run to end.
+        ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
+    """
+    # A process whose parent has died is adopted by another one.
+    if os.getppid() != RUNNER_PID:
+        raise ProcessExitedError(RUNNER_GONE)
+    flow_run_id = runtime.flow_run.id
+    if flow_run_id is None:
+        return
+    try:
+        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
+        state = (flow_run.get("state") or {}).get("type")
+    except ServerDownError:
+        return
+    if state == "PAUSED" or state in RESUMED_STATES:
+        raise StopRequested(SUSPENDED)
+    # A person may have set another state by hand; the flow itself completes only at its end.
+    if state in ("CANCELLING", "CANCELLED", "COMPLETED"):
+        raise StopRequested(f"marked as {state.lower()} in Prefect")
+    if state in ("CRASHED", "FAILED"):
+        raise ProcessExitedError(
+            f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` "
+            "continues the run"
+        )

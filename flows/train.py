@@ -22,9 +22,12 @@ from flows.attempts import (
     record_end,
     record_exits,
 )
-from flows.flow_run_state import end_flow_run, make_refusal
-from flows.stop_requests import SUSPENDED, StopRequested, raise_if_stop_requested
-from flows.training_run import TrainingRun
+from flows.flow_run_state import (
+    SUSPENDED,
+    end_flow_run,
+    make_refusal,
+    raise_if_stop_requested,
+)
 from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
 from lachesis.config.launch_spec import RunLimits
@@ -36,8 +39,11 @@ from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
-from tasks.processes import build_tiny_model, is_missing_tiny_model
-from tasks.progress import publish_report, record_final_judgement
+from lachesis.supervision.serve_model import build_tiny_model, is_missing_tiny_model
+from lachesis.supervision.stop_requests import StopCheck, StopRequested
+from lachesis.supervision.training_run import TrainingRun
+from tasks.progress import TrainingProgress, publish_report, record_final_judgement
+from tasks.run_as_task import run_as_task
 
 # How long a resumed run waits until the services of the previous attempt have ended.
 #
@@ -97,7 +103,7 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
     """Run the services and record how the run ended."""
     record = begin_attempt(store, run_id)
     try:
-        raise_if_stop_requested(store, run_id, record)
+        StopCheck(store, run_id, raise_if_stop_requested).check()
         _require_validation(store, record)
         phase = _run_services(store, record, lock_fd)
     except Pause:  # Tasks of Prefect raise it when they see a suspension.
@@ -171,19 +177,27 @@ def find_termination_signal(error: BaseException | None) -> TerminationSignal | 
 
 def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
     """Run the services from the first process to the last, and return how the run ended."""
+    folder = store.dir(record.run_id)
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
-        build_tiny_model(store.home, store.dir(record.run_id).path)
-        raise_if_stop_requested(store, record.run_id)
-    folder = store.dir(record.run_id)
+        run_as_task("build tiny model", lambda: build_tiny_model(store.home, folder.path))
     mark_env = {process_marks.MARK_VARIABLE: process_marks.build_mark(folder.path)}
+    progress = TrainingProgress(store, record, runtime.flow_run.id)
     with ServiceGroup(
         inherited_fds=(lock_fd,), stop_now_file=folder.stop_now_file, reaper_env=mark_env
     ) as group:
-        training_run = TrainingRun(store, record, group)
+        training_run = TrainingRun(
+            store,
+            record,
+            group,
+            show_step=run_as_task,
+            ask_stop=raise_if_stop_requested,
+            report=progress.update,
+        )
         try:
             training_run.start()
             phase = training_run.supervise()
+            progress.finish()
             # Environments are stopped first, so that the evaluation has the whole engine.
             training_run.evaluate_held_out()
             return phase
@@ -191,6 +205,7 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
             _ignore_sigterm()
             training_run.evaluations.end()
             try:
+                progress.finish()
                 store.update(record.run_id, status="stopping", phase="stopping")
                 # Record what ended by itself before the others are ended.
                 record_exits(store, record.run_id, group)

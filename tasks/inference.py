@@ -29,13 +29,14 @@ from lachesis.inference_tests.verdict import Verdict, judge_learnability
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.readiness import wait_until_ended
 from lachesis.supervision.running_services import ServiceGroup
+from lachesis.supervision.serve_model import build_tiny_model, is_missing_tiny_model
 from lachesis.supervision.services.inference_test import (
     find_endpoint,
     make_inference_test_spec,
     make_process_config,
     make_remote_server_section,
 )
-from tasks.processes import build_tiny_model, is_missing_tiny_model
+from tasks.run_as_task import run_as_task
 
 # Time limit from the moment that the model can be called.
 MODEL_TIMEOUT_S = 600.0
@@ -156,10 +157,11 @@ def build_missing_model(context: InferenceTestContext) -> None:
     Raises:
         LachesisError: It cannot be built, which says nothing about the environment.
     """
+    home, folder = context.tests.home, context.tests.dir(context.test.test_id)
     names = [get_model_name(model) for model in context.test.request.models]
     for name in (context.config.openai.model_name, *names):
-        if is_missing_tiny_model(name, context.tests.home):
-            build_tiny_model(context.tests.home, context.tests.dir(context.test.test_id))
+        if is_missing_tiny_model(name, home):
+            run_as_task("build tiny model", lambda: build_tiny_model(home, folder))
 
 
 def _prepare_endpoint(

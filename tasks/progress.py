@@ -23,10 +23,41 @@ from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import build_held_out_curve, describe_point
 from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.web.server import find_page_server
 
 log = logging.getLogger("lachesis.flow")
+
+
+# Seconds between two reports of a run that trains.
+REPORT_INTERVAL_S = 15.0
+
+
+class TrainingProgress:
+    """Show how far a training is: a ring on the bar of the task, log lines of steps, the report."""
+
+    def __init__(self, store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
+        self.store, self.run_id, self.flow_run_id = store, record.run_id, flow_run_id
+        self._step_log = StepLog(store.dir(record.run_id), record.total_steps)
+        self._ring: ProgressArtifact | None = None
+        self._report_published_at = -REPORT_INTERVAL_S
+
+    def update(self, step: int, total: int) -> None:
+        """Show the step; call this often. A server that is away is no fault of the run."""
+        if self._ring is None:  # The task has begun.
+            self._ring = ProgressArtifact(self.run_id, self.flow_run_id)
+            if self.flow_run_id is not None:
+                log_addresses(self.store, self.run_id, self.flow_run_id)
+        self._ring.publish(step, total, force=step == total)
+        now = time.monotonic()
+        if self._step_log.update() and now - self._report_published_at >= REPORT_INTERVAL_S:
+            self._report_published_at = now
+            renew_report(self.store, self.run_id)
+
+    def finish(self) -> None:
+        """Log the last step if it was not logged."""
+        self._step_log.finish()
 
 
 class ProgressArtifact:

@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
 from lachesis.base.secrets import redact
+from lachesis.supervision.stop_requests import RequestToEnd
 
 
 @dataclass
@@ -24,10 +25,6 @@ class TaskOutcome:
 
     result: Any = None
     error: BaseException | None = None
-
-
-class RequestToEnd(Exception):
-    """The part ends because somebody has asked for it."""
 
 
 def run_as_task(name: str, work: Callable[[], Any]) -> Any:

@@ -185,6 +185,7 @@ def begin_next_attempt(store: RunStore, record: RunRecord, changes: Json) -> tup
             another process has made the attempt, which then submits it.
     """
     attempt_changes = make_next_attempt_changes(record)
+    store.dir(record.run_id).stop_file.unlink(missing_ok=True)
     queued_record = store.update(
         record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
     )

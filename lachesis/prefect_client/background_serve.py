@@ -182,8 +182,10 @@ def _start_launcher(launcher: ManagedProcess, timeout_s: float) -> None:
 def can_start_server() -> bool:
     """Return whether a server is ours to start: no launcher of this home runs, and no variable
     names a server that somebody else keeps.
+
+    A launcher that runs starts its server again by itself.
     """
-    return find_running_server() is None and not os.environ.get("PREFECT_API_URL")
+    return read_server_info() is None and not os.environ.get("PREFECT_API_URL")
 
 
 def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.files import make_private_folder, storage_errors, write_private
@@ -26,7 +23,6 @@ from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import find_api_url
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision import process_marks
 
 log = logging.getLogger(__name__)
 STOPPED_BY_USER = "stopped by its user"
@@ -173,9 +169,12 @@ def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
 
 
 def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
-    """Ask the flow to save a checkpoint and end; an earlier reason is kept.
+    """Ask the run to save a checkpoint and end; an earlier reason is kept.
 
-    Without the server, a signal to the flow's process has the same effect.
+    Without the server, a file in the run's folder has the same effect on a run that is alive.
+
+    Raises:
+        ServerDownError: The server does not respond, and no process of the run could be asked.
     """
     if record.flow_run_id is None:
         store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
@@ -186,17 +185,10 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
-        # A pid alone may belong to another program by now; the holder of the run's lock is the
-        # flow.
-        holders = process_marks.find_lock_holders(store.dir(record.run_id).lock)
-        flow_process = next(
-            (process for process in holders if process.pid == record.flow_pid), None
-        )
-        if flow_process is None:
+        if not store.dir(record.run_id).is_alive():
             store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
             raise
-        with contextlib.suppress(psutil.Error):
-            flow_process.terminate()
+        write_private(store.dir(record.run_id).stop_file, "")
 
 
 def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:

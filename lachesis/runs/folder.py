@@ -41,6 +41,8 @@ class RunDir:
         self.rollouts = self.path / "rollouts"
         # Locked while a flow or a service of the run is alive.
         self.lock = self.path / ".alive"
+        # If it exists, the run saves a checkpoint and ends; left where no server can be asked.
+        self.stop_file = self.path / "stop"
         # If it exists, processes of the run are killed without time to end by themselves.
         self.stop_now_file = self.path / ".now"
         # The Tinker session of the run while it is open at a remote server.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
 from lachesis.base.http_client import request_service
+from lachesis.runs.store import RunStore
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.plan import ServicePlan
 from lachesis.supervision.services.spec import ServiceSpec
 
+log = logging.getLogger("lachesis.flow")
+# Does a step of a run, and shows it under its name; what the step raises is raised again.
+ShowStep = Callable[[str, Callable[[], Any]], Any]
 POLL_S = 0.1
 MAX_LOG_BYTES = 50_000_000
 MAX_LOG_SIZE_TEXT = f"{MAX_LOG_BYTES // 1_000_000} MB"
@@ -115,15 +121,15 @@ def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
     return {}
 
 
-def count_registered_environments(plan: ServicePlan) -> int:
-    """Return how many environments the API has registered, which is the next id; 0 if it does not
-    respond.
+def count_registered_environments(plan: ServicePlan) -> int | None:
+    """Return how many environments the API has registered, which is the next id; None if it does
+    not respond.
     """
     try:
         response = request_service("GET", f"{plan.config.env.rollout_server_url}/counts")
         return int(response.json()["registered"])
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return 0
+        return None
 
 
 def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
@@ -133,3 +139,47 @@ def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
         request_service("POST", url, json={"env_id": env_id})
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """Start the services of a run; each start and each wait is written into its record, and is a
+    step that whoever supervises can show.
+    """
+
+    group: ServiceGroup
+    store: RunStore
+    run_id: str
+    show_step: ShowStep
+
+    def start(self, spec: ServiceSpec) -> None:
+        """Start a service.
+
+        Raises:
+            ProcessExitedError: It cannot be started.
+        """
+        self.show_step(f"start {spec.name}", lambda: self._start(spec))
+
+    def _start(self, spec: ServiceSpec) -> None:
+        pid = self.group.start(spec)
+        self.store.update_service(
+            self.run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting"
+        )
+        port_text = f" and port {spec.port}" if spec.port else ""
+        log.info("%s was started with process id %d%s", spec.name, pid, port_text)
+
+    def wait_until_ready(
+        self,
+        spec: ServiceSpec,
+        needs: Sequence[str] | None = None,
+        on_poll: Callable[[], None] | None = None,
+    ) -> None:
+        """Wait until a service is ready; see `wait_until_healthy`."""
+
+        def wait() -> None:
+            waited_s = wait_until_healthy(self.group, spec, needs, on_poll=on_poll)
+            command = f"; `{spec.log_command}` shows its log" if spec.log_command else ""
+            log.info("%s is healthy after %.1f s%s", spec.name, waited_s, command)
+            self.store.update_service(self.run_id, spec.name, state="running")
+
+        self.show_step(f"wait until {spec.name} is healthy", wait)

@@ -1,9 +1,13 @@
-"""Serve the model of a run over an API like OpenAI's, as long as a block lasts."""
+"""Serve the model of a run over an API like OpenAI's, as long as a block lasts.
+
+The tiny model is built in a child too, when it is first needed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +20,12 @@ from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import read_effective_config
 from lachesis.supervision import leftovers
-from lachesis.supervision.readiness import wait_until_healthy
+from lachesis.supervision.readiness import wait_until_ended, wait_until_healthy
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.inference_test import make_base_model_plan
 from lachesis.supervision.services.plan import ServicePlan, with_env
+from lachesis.supervision.services.spec import ServiceSpec
+from lachesis.tiny_model import build
 
 # The checkpoint that means the model before training.
 BASE = "base"
@@ -129,3 +135,29 @@ def _replace_token(plan: ServicePlan, token: str) -> ServicePlan:
         services=[*engines, with_env(server, {TOKEN_VARIABLE: token})],
         client_env={**plan.client_env, TOKEN_VARIABLE: token},
     )
+
+
+def is_missing_tiny_model(model: str, home: Path) -> bool:
+    """Return whether `model` is this project's tiny model and still has to be built."""
+    return (
+        Path(model) == build.get_tiny_model_path(build.TinyModelRecipe(), home)
+        and not Path(model).is_dir()
+    )
+
+
+def build_tiny_model(home: Path, folder: Path) -> None:
+    """Build the tiny model in a child, because this process must not load torch.
+
+    If another process is building it, wait for that.
+    """
+    spec = ServiceSpec(
+        "model",
+        [sys.executable, "-P", "-m", "lachesis.cli.main", "model", "build"],
+        log=folder / "logs" / "model.log",
+        cwd=folder,
+        env={"LACHESIS_HOME": str(home)},
+        timeout_s=600.0,
+    )
+    with ServiceGroup() as group:  # A separate group, because no service of a run may end.
+        group.start(spec)
+        wait_until_ended(group, spec, needs=[])

@@ -332,8 +332,8 @@ def test_check_of_an_agent_with_its_server(
     place.find("environment_process")
     kill_at_once(place, starter.pid, check)
     starter.wait()
+    place.wait(lambda: refresh_check_job(check_id).status == "failed", 10, "the end of the check")
     job = refresh_check_job(check_id)
-    assert job.status == "failed"
     assert "the process of the check was ended" in str(job.error)
     place.wait(place.is_empty, 30, "the end of every process")
     again = start_check_job("arithmetic", new=False, install=False, model=None)

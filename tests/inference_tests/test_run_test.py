@@ -274,6 +274,7 @@ def test_a_missing_model_is_built_before_anything_is_judged(
     bench = make()
     built: list[Path] = []
     monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
+    monkeypatch.setattr(inference, "run_as_task", lambda name, work: work())
     inference.build_missing_model(bench)
     assert not built
     tiny = tiny_model_build.get_tiny_model_path(

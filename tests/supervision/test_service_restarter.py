@@ -8,20 +8,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from flows import service_restarter
 from lachesis.base.errors import ProcessExitedError
 from lachesis.runs.store import RunStore
+from lachesis.supervision import restarts
+from lachesis.supervision.readiness import RunServices
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.spec import ServiceSpec
-from tasks import processes
-from tasks.processes import start_service
+from lachesis.supervision.stop_requests import StopCheck
 from tests.patience import deadline
 from tests.records import make_record
 
@@ -35,7 +35,7 @@ class World:
     """
 
     def __init__(self, home: Path, group: ServiceGroup) -> None:
-        self.group, store = group, RunStore(home)
+        self.group, self.store = group, (store := RunStore(home))
         record = make_record(run_id=RUN)
         self.folder = store.create(record)
         self.ready = threading.Event()
@@ -56,7 +56,9 @@ class World:
             get_service=self.specs.__getitem__,
             make_restart_spec=lambda service, groups, env_id: self.specs[service],
         )
-        self.again = service_restarter.ServiceRestarter(store, RUN, group, plan, lambda: None)
+        self.again = restarts.ServiceRestarter(
+            RunServices(group, store, RUN, self._do_step), plan, StopCheck(store, RUN, lambda: None)
+        )
 
     def _spec(self, name: str) -> ServiceSpec:
         def ready() -> str:
@@ -68,8 +70,12 @@ class World:
             name, argv, log=log, cwd=log.parent, check_ready=ready, timeout_s=30.0, grace_s=2.0
         )
 
-    def start(self, group: ServiceGroup, spec: ServiceSpec, store: RunStore, run_id: str) -> None:
-        self.pids[spec.name] = start_service.fn(group, spec, store, run_id)
+    def _do_step(self, name: str, work: Callable[[], Any]) -> Any:
+        result = work()
+        if name.startswith("start "):
+            service = name.removeprefix("start ")
+            self.pids[service] = self.store.load(RUN).services[service].pid or 0
+        return result
 
     def kill(self, name: str) -> ProcessExitedError:
         os.kill(self.pids[name], signal.SIGKILL)
@@ -99,12 +105,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with ServiceGroup() as group:
         made = World(tmp_path, group)
         monkeypatch.setattr(made.again.restart_budget, "next_pause_s", lambda service: 0.1)
-        monkeypatch.setattr(service_restarter, "start_service", made.start)
-        monkeypatch.setattr(processes, "run_as_task", lambda _, work: work())
-        monkeypatch.setattr(service_restarter, "fetch_trainer_health", lambda plan: {"groups": 5})
-        monkeypatch.setattr(service_restarter, "count_registered_environments", lambda plan: 2)
+        monkeypatch.setattr(restarts, "fetch_trainer_health", lambda plan: {"groups": 5})
+        monkeypatch.setattr(restarts, "count_registered_environments", lambda plan: 2)
         monkeypatch.setattr(
-            service_restarter,
+            restarts,
             "disconnect_environment",
             lambda plan, number: made.forgotten.append(number),
         )

@@ -15,14 +15,17 @@ from typing import Any
 import pytest
 from prefect.exceptions import Pause
 
-from flows import flow_run_state, stop_requests, train
+from flows import flow_run_state, train
 from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
+from lachesis.launch.resume import begin_next_attempt
 from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.store import RunStore
+from lachesis.supervision import stop_requests
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
+from lachesis.supervision.stop_requests import StopCheck, StopRequested
 from tests.patience import POLL_S
 from tests.records import make_record
 
@@ -64,9 +67,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
         threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
         runtime = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
-        monkeypatch.setattr(stop_requests, "runtime", runtime)
         monkeypatch.setattr(flow_run_state, "runtime", runtime)
-        monkeypatch.setattr(stop_requests, "RUNNER_PID", os.getppid())
+        monkeypatch.setattr(flow_run_state, "RUNNER_PID", os.getppid())
         yield kind
         served.shutdown()
 
@@ -87,24 +89,24 @@ def store(tmp_path: Path) -> RunStore:
 
 @pytest.mark.parametrize("state", ["PAUSED", "SCHEDULED", "PENDING"])
 def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
-    server: type[Answering], store: RunStore, state: str
+    server: type[Answering], state: str
 ) -> None:
-    stop_requests.raise_if_stop_requested(store, RUN)
+    flow_run_state.raise_if_stop_requested()
     server.state = {"type": state}
     for _ in range(2):
-        with pytest.raises(stop_requests.StopRequested, match="suspended in Prefect; Retry on"):
-            stop_requests.raise_if_stop_requested(store, RUN)
+        with pytest.raises(StopRequested, match="suspended in Prefect; Retry on"):
+            flow_run_state.raise_if_stop_requested()
 
 
 @pytest.mark.parametrize(
-    ("earlier", "kept"), [(None, stop_requests.SUSPENDED), ("budget", "budget")]
+    ("earlier", "kept"), [(None, flow_run_state.SUSPENDED), ("budget", "budget")]
 )
 def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
     server: type[Answering], store: RunStore, earlier: str | None, kept: str
 ) -> None:
     store.update(RUN, stop_reason=earlier, resume_requested=True)
     with pytest.raises(Pause):
-        train._end_stopped(store, RUN, stop_requests.SUSPENDED)
+        train._end_stopped(store, RUN, flow_run_state.SUSPENDED)
     record = store.load(RUN)
     assert (record.status, record.stop_reason, record.error) == ("stopped", kept, kept)
     assert record.resume_requested is (earlier is not None)
@@ -114,36 +116,52 @@ def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
 
 
 def test_other_ends_say_their_reason(
-    server: type[Answering], store: RunStore, monkeypatch: pytest.MonkeyPatch
+    server: type[Answering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.state = {"type": "CANCELLING"}
-    with pytest.raises(stop_requests.StopRequested, match="cancelling"):
-        stop_requests.raise_if_stop_requested(store, RUN)
+    with pytest.raises(StopRequested, match="cancelling"):
+        flow_run_state.raise_if_stop_requested()
     server.state = {"type": "COMPLETED"}
-    with pytest.raises(stop_requests.StopRequested, match="marked as completed in Prefect"):
-        stop_requests.raise_if_stop_requested(store, RUN)
+    with pytest.raises(StopRequested, match="marked as completed in Prefect"):
+        flow_run_state.raise_if_stop_requested()
     server.state = {"type": "CRASHED"}
     with pytest.raises(ProcessExitedError, match="as crashed; `lachesis resume` continues"):
-        stop_requests.raise_if_stop_requested(store, RUN)
-    store.update(RUN, stop_reason="budget")
-    with pytest.raises(stop_requests.StopRequested, match="budget"):
-        stop_requests.raise_if_stop_requested(store, RUN)
-    store.update(RUN, stop_reason=None)
+        flow_run_state.raise_if_stop_requested()
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    stop_requests.raise_if_stop_requested(store, RUN)
-    monkeypatch.setattr(stop_requests, "RUNNER_PID", 1 << 30)
+    flow_run_state.raise_if_stop_requested()
+    monkeypatch.setattr(flow_run_state, "RUNNER_PID", 1 << 30)
     with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
-        stop_requests.raise_if_stop_requested(store, RUN)
+        flow_run_state.raise_if_stop_requested()
 
 
-def test_a_check_that_is_called_often_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_is_called_often_looks_seldom(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, looks = [100.0], []
     monkeypatch.setattr(stop_requests.time, "monotonic", lambda: clock[0])
-    check = stop_requests.throttle(lambda: looks.append(clock[0]))
+    check = StopCheck(store, RUN, lambda: looks.append(clock[0]))
     for _ in range(100):
-        check()
+        check.check_now_and_then()
         clock[0] += 0.1
     assert len(looks) == 3
+
+
+def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the record twenty times a minute to learn of it."""
+    check, loads = StopCheck(store, RUN, lambda: None), []
+    load = RunStore.load
+    monkeypatch.setattr(RunStore, "load", lambda *words: loads.append(1) or load(*words))
+    check.check()
+    assert loads == []
+    store.update(RUN, stop_reason="stopped by its user")
+    store.dir(RUN).stop_file.touch()
+    with pytest.raises(StopRequested, match="stopped by its user"):
+        check.check()
+    store.update(RUN, status="stopped")
+    begin_next_attempt(store, store.load(RUN), {})
+    check.check()
 
 
 def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:

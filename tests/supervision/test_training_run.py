@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows import attempts, held_out_evaluations, train, training_run
-from flows.stop_requests import RUNNER_GONE
+from flows import attempts, train
+from flows.flow_run_state import RUNNER_GONE
 from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
 from lachesis.base.json_text import read_json_lines
 from lachesis.base.timestamps import now_iso
@@ -23,9 +23,12 @@ from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import describe_evaluation_faults, summarize_failures
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.supervision import held_out_evaluations
+from lachesis.supervision.readiness import RunServices
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
 from lachesis.supervision.services.spec import ServiceSpec
+from lachesis.supervision.training_run import do_step
 from tests.records import make_record
 
 
@@ -148,7 +151,7 @@ def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_pr
 
     monkeypatch.setattr(RunStore, "load", count_record)
     monkeypatch.setattr(run_config.RunConfig, "from_yaml", count_config)
-    monkeypatch.setattr(training_run, "start_service", stop_here)
+    monkeypatch.setattr(RunServices, "start", stop_here)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     with pytest.raises(KeyError, match="first service"):
@@ -205,11 +208,10 @@ def evaluating(
     )
     after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
     plan: Any = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
-    monkeypatch.setattr(held_out_evaluations, "run_as_task", lambda _, work: work())
 
     def evaluate(require_wanted: Callable[[], None]) -> None:
         held_out_evaluations.HeldOutEvaluations(
-            store, record.run_id, plan, group, require_wanted
+            store, record.run_id, plan, group, require_wanted, do_step
         ).finish()
 
     with ServiceGroup() as group:

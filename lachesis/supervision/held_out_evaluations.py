@@ -23,11 +23,11 @@ from lachesis.runs.held_out_results import (
 )
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision.readiness import wait_until_ended
+from lachesis.supervision.readiness import ShowStep, wait_until_ended
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import ServicePlan
 from lachesis.supervision.services.spec import ServiceSpec
-from tasks.run_as_task import RequestToEnd, run_as_task
+from lachesis.supervision.stop_requests import RequestToEnd
 
 log = logging.getLogger("lachesis.flow")
 JOIN_TIMEOUT_S = 5.0
@@ -44,10 +44,11 @@ class HeldOutEvaluations:
         plan: ServicePlan,
         group: ServiceGroup,
         check_stop_request: Callable[[], None],
+        show_step: ShowStep,
     ) -> None:
         self.store, self.run_id, self.plan, self.group = store, run_id, plan, group
         self.folder = store.dir(run_id)
-        self.check_stop_request = check_stop_request
+        self.check_stop_request, self.show_step = check_stop_request, show_step
         self.service_names = {spec.name for spec in plan.evaluations.values()}
         self._must_end = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -127,7 +128,7 @@ class HeldOutEvaluations:
         when, _, environment = name.partition("-")
         title = f"{TITLES[when]} {environment}".rstrip()
         spec = self.plan.evaluations[name]
-        run_as_task(title, lambda: self._wait_and_record(name, title, spec, on_poll))
+        self.show_step(title, lambda: self._wait_and_record(name, title, spec, on_poll))
 
     def _wait_and_record(
         self, name: str, title: str, spec: ServiceSpec, on_poll: Callable[[], None]

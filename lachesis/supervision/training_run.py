@@ -1,17 +1,17 @@
-"""Run one training run inside its flow: start the services, supervise them, evaluate models."""
+"""Run one attempt of a training run: start its services, supervise them, evaluate its models.
+
+Nothing here knows who watches. A supervisor passes `show_step`, which shows a step while it lasts,
+`ask_stop`, which raises `StopRequested` if the run should end, and `report`, which is told how far
+training is.
+"""
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
-from prefect import runtime
-
-from flows.held_out_evaluations import HeldOutEvaluations
-from flows.service_restarter import ServiceRestarter
-from flows.stop_requests import CHECK_INTERVAL_S, StopRequested, raise_if_stop_requested, throttle
 from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
@@ -19,29 +19,53 @@ from lachesis.config.profiles import adopt_profile_keys, check_profile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
+from lachesis.supervision.held_out_evaluations import HeldOutEvaluations
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
-from lachesis.supervision.readiness import fetch_trainer_health
+from lachesis.supervision.readiness import RunServices, ShowStep, fetch_trainer_health
+from lachesis.supervision.restarts import ServiceRestarter
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.plan import START_ORDER, ServicePlan, make_training_plan
 from lachesis.supervision.services.spec import ServiceSpec, get_service_role
-from tasks.processes import start_service, wait_for_service
-from tasks.progress import ProgressArtifact, StepLog, log_addresses, renew_report
-from tasks.run_as_task import run_as_task
+from lachesis.supervision.stop_requests import CHECK_INTERVAL_S, StopCheck, StopRequested
 
 log = logging.getLogger("lachesis.flow")
 POLL_S = 0.5
 # How long the trainer may wait for a batch after the environment has ended; its groups are queued.
 DRAIN_TIMEOUT_S = 120.0
-REPORT_INTERVAL_S = 15.0
+
+
+def do_step(name: str, work: Callable[[], Any]) -> Any:
+    """Do a step that nobody is shown."""
+    return work()
 
 
 class TrainingRun:
-    """Perform the steps of one run in order."""
+    """Perform the steps of one attempt in order.
 
-    def __init__(self, store: RunStore, record: RunRecord, group: ServiceGroup) -> None:
+    Args:
+        store: The runs of this home.
+        record: The run.
+        group: Its services, none of which has started.
+        show_step: Does a step and shows it under its name.
+        ask_stop: Raises `StopRequested` if the run should end; see `StopCheck`.
+        report: Is called with the last step and the number of steps about twice a second. It may
+            take a while.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        record: RunRecord,
+        group: ServiceGroup,
+        *,
+        show_step: ShowStep = do_step,
+        ask_stop: Callable[[], None] = lambda: None,
+        report: Callable[[int, int], None] = lambda step, total: None,
+    ) -> None:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
+        self.show_step, self.report = show_step, report
         # The hashes of a large checkpoint may take minutes; until then the last check is recent.
-        self.check_stop_request = throttle(self._raise_if_stop_requested)
+        self.stop_check = StopCheck(store, record.run_id, ask_stop)
         self.folder = store.dir(record.run_id)
         config = read_effective_config(self.folder)
         adopt_profile_keys(record.profile, backend=config.tinker.backend)
@@ -57,14 +81,11 @@ class TrainingRun:
             record, self.folder, config, received_groups=received_groups
         )
         self.plan.write_files()
-        self.restarter = ServiceRestarter(
-            store, self.run_id, group, self.plan, self._raise_if_stop_requested
-        )
+        self.services = RunServices(group, store, self.run_id, show_step)
+        self.restarter = ServiceRestarter(self.services, self.plan, self.stop_check)
         self.env_ids = self.restarter.env_ids
-        self.flow_run_id: str | None = runtime.flow_run.id
-        self._report_published_at = -REPORT_INTERVAL_S
         self.evaluations = HeldOutEvaluations(
-            store, self.run_id, self.plan, group, self.check_stop_request
+            store, self.run_id, self.plan, group, self.stop_check.check_now_and_then, show_step
         )
         self.dead_environment_detector = DeadEnvironmentDetector(
             store, self.run_id, self.plan, received=received_groups
@@ -85,10 +106,10 @@ class TrainingRun:
             # The attempt has begun with a check, so that of the first service may be some seconds
             # old; the record is not read again for it.
             if spec is self.plan.services[0]:
-                self.check_stop_request()
+                self.stop_check.check_now_and_then()
             else:
-                self._raise_if_stop_requested()
-            start_service(self.group, spec, self.store, self.run_id)
+                self.stop_check.check()
+            self.services.start(spec)
             starting_specs.append(spec)
         self._wait_for_services(starting_specs)
         self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
@@ -98,52 +119,33 @@ class TrainingRun:
         while starting_specs:
             spec = starting_specs.pop(0)
             self.store.update(self.run_id, phase=f"waiting for {spec.name}")
-            wait_for_service(
-                self.group, spec, self.store, self.run_id, on_poll=self.check_stop_request
-            )
-            self._raise_if_stop_requested()
+            self.services.wait_until_ready(spec, on_poll=self.stop_check.check_now_and_then)
+            self.stop_check.check()
 
     def supervise(self) -> str:
         """Supervise the services until the trainer has made its last step, and return how it ended.
 
-        On the page of the run this is the task `train`, which lasts as long as training.
+        This is the step `train`, which lasts as long as training.
 
         Raises:
             ProcessExitedError: A service has died and cannot be restarted.
             StopRequested: The run should end.
         """
-        return str(run_as_task("train", self._supervise))
+        return str(self.show_step("train", self._watch_training))
 
-    def _supervise(self) -> str:
-        if self.flow_run_id is not None:
-            log_them = functools.partial(log_addresses, self.store, self.run_id, self.flow_run_id)
-            self.group.call_unless_service_dies(log_them, None)
-        step_log = StepLog(self.folder, self.plan.config.env.total_steps)
-        try:
-            return self._watch_training(step_log)
-        finally:
-            step_log.finish()
-
-    def _watch_training(self, step_log: StepLog) -> str:
-        progress = ProgressArtifact(self.run_id, self.flow_run_id)
+    def _watch_training(self) -> str:
         total, checked_at = self.plan.config.env.total_steps, time.monotonic()
         progressed_at, last_step = time.monotonic(), -1
         while True:
-            health: dict[str, Any] = self.group.call_unless_service_dies(
-                lambda: fetch_trainer_health(self.plan), {}
-            )
+            health: dict[str, Any] = self.group.call_unless_service_dies(self._ask_trainer, {})
             step = int(health.get("step") or 0)
-            publish = functools.partial(progress.publish, step, total)
-            self.group.call_unless_service_dies(publish, None)
-            if step_log.update():
-                self._publish_report()
             if step != last_step or any(map(self.group.is_running, self.env_ids)):
                 progressed_at, last_step = time.monotonic(), step
             if time.monotonic() - progressed_at > DRAIN_TIMEOUT_S:
                 return f"completed: the environment ended after {step} of {total} steps"
             self._record_trainer_info(health)
             if health.get("phase") == "finished" or self._handle_exits():
-                progress.publish(total, total, force=True)
+                self.report(total, total)
                 return "completed"
             self._stop_if(health.get("over_budget"))
             if time.monotonic() - checked_at > CHECK_INTERVAL_S:
@@ -151,23 +153,17 @@ class TrainingRun:
                 self._check_run()
             time.sleep(POLL_S)
 
-    def _publish_report(self) -> None:
-        """Renew the report among the artifacts, at most every few seconds."""
-        if time.monotonic() - self._report_published_at < REPORT_INTERVAL_S:
-            return
-        self._report_published_at = time.monotonic()
-        self.group.call_unless_service_dies(
-            functools.partial(renew_report, self.store, self.run_id), None
-        )
+    def _ask_trainer(self) -> dict[str, Any]:
+        """Return what the trainer reports about itself, and report how far it is."""
+        health = fetch_trainer_health(self.plan)
+        self.report(int(health.get("step") or 0), self.plan.config.env.total_steps)
+        return health
 
     def _check_run(self) -> None:
         """Raise StopRequested if a budget is used up or the run should end."""
         self._check_budget()
         self.dead_environment_detector.check()
-        self.group.call_unless_service_dies(self._raise_if_stop_requested, None)
-
-    def _raise_if_stop_requested(self) -> None:
-        raise_if_stop_requested(self.store, self.run_id)
+        self.group.call_unless_service_dies(self.stop_check.check, None)
 
     def _check_budget(self) -> None:
         """Check the run's duration, which only this process measures when the trainer hangs.

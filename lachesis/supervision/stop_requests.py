@@ -1,0 +1,50 @@
+"""Find out whether a run should end.
+
+Whoever starts the supervision says how the world outside is asked: `ask_stop` raises
+`StopRequested`. Without a server, a stop is the file `stop` in the run's folder. Its existence is
+asked for, and nothing is parsed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from lachesis.runs.store import RunStore
+
+CHECK_INTERVAL_S = 3.0
+
+
+class RequestToEnd(Exception):
+    """The work ends because somebody has asked for it, which is no failure."""
+
+
+class StopRequested(RequestToEnd):
+    """The run should end, with a checkpoint."""
+
+
+class StopCheck:
+    """Say whether one attempt of a run should end.
+
+    Args:
+        store: The runs of this home.
+        run_id: The run.
+        ask_stop: Raises `StopRequested` if the run should end, and any other error if the attempt
+            has failed already. It may take a while.
+    """
+
+    def __init__(self, store: RunStore, run_id: str, ask_stop: Callable[[], None]) -> None:
+        self.store, self.run_id, self.ask_stop = store, run_id, ask_stop
+        self._checked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Raise StopRequested if the run should end; after that no service may start."""
+        self._checked_at = time.monotonic()
+        if self.store.dir(self.run_id).stop_file.exists():
+            raise StopRequested(self.store.load(self.run_id).stop_reason or "it was asked to stop")
+        self.ask_stop()
+
+    def check_now_and_then(self) -> None:
+        """Check if the last check was some seconds ago; this may be called often."""
+        if time.monotonic() - self._checked_at > CHECK_INTERVAL_S:
+            self.check()
