@@ -18,8 +18,10 @@ from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.environment_catalog import lookup
 from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.run_history import RunFacts
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
+from lachesis.operations.runs import get_results, read_metrics
 from lachesis.prefect_client import background_serve, submit
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build, teach
 
 
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("--environment", nargs="+", default=["arithmetic"])
     parser.add_argument("--set", action="append", default=[], dest="edits", metavar="FIELD=VALUE")
     args = parser.parse_args()
-    service = LachesisService()
+    store = RunStore()
     edits = tuple(parse_assignment(text) for text in args.edits)
     columns = ["seed", "status", "reward first", "last", "held-out before", "after"]
     columns += ["training s", "s to 0.85", "run s", "learning judged"]
@@ -40,7 +42,7 @@ def main() -> None:
             else teach.ensure_environment_model((lookup.find_environment(name), {}))
         )
         with background_serve.LauncherProcess():
-            rows = [measure_learning(service, name, str(model), seed, edits) for seed in args.seeds]
+            rows = [measure_learning(store, name, str(model), seed, edits) for seed in args.seeds]
         targets = (
             "first <= 0.35, last >= 0.85, training <= 180 s"
             if name == "arithmetic"
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def measure_learning(
-    service: LachesisService,
+    store: RunStore,
     name: str,
     model: str,
     seed: int,
@@ -58,11 +60,11 @@ def measure_learning(
 ) -> list[object]:
     settings = {"data_seed": seed, **dict(edits)}
     spec = LaunchSpec(environment=name, settings=settings, model=model, seed=seed)
-    record = service.start(spec)
-    record = watch.watch_until_end(service, record.run_id, quiet=True)
-    submit.wait_until_gone(service.store, record)
-    results = service.get_results(record.run_id).to_payload()
-    steps = service.read_metrics(record.run_id)
+    record = start_run(store, spec)
+    record = watch.watch_until_end(store, record.run_id, quiet=True)
+    submit.wait_until_gone(store, record)
+    results = get_results(store, record.run_id).to_payload()
+    steps = read_metrics(store, record.run_id)
     facts = RunFacts(total_steps=record.total_steps)
     judgements = collections.Counter(
         judge_learning(steps[:end], facts=facts).word for end in range(1, len(steps) + 1)

@@ -29,8 +29,9 @@ from lachesis.environment_catalog import lookup, scan
 from lachesis.environment_catalog.new_environment import TEMPLATE
 from lachesis.environment_check.stages import serve_base_model
 from lachesis.environment_toolkit.sandbox import Sandbox
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import build_tiny_model, resolve_launch
 from lachesis.runs.environment_counters import read_counts
+from lachesis.runs.store import RunStore
 from lachesis.supervision.readiness import wait_until_ended
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.inference_test import (
@@ -169,9 +170,9 @@ def measure_process(name: str, model: Path | None, folder: Path) -> None:
     Atropos.
     """
     spec = LaunchSpec(environment=name, model=str(model) if model else None)
-    resolved = LachesisService().resolve(spec)
+    resolved = resolve_launch(RunStore(), spec)
     environment, config = resolved.environment, resolved.config
-    LachesisService().build_tiny_model(config, lambda done, total: None)
+    build_tiny_model(RunStore(), config, lambda done, total: None)
     output = folder / "groups.jsonl"
     test_spec = TestSpec(environment=name, steps=GROUPS, group_size=GROUP)
     with ServiceGroup() as group:

@@ -70,11 +70,12 @@ def main() -> None:
 def time_test(**options: object) -> tuple[float, dict[str, float]]:
     """Seconds from the submission to the result, and of each model's inference."""
     from lachesis.config.launch_spec import TestSpec
-    from lachesis.operations.service import LachesisService
+    from lachesis.operations.inference_tests import get_test, start_test
+    from lachesis.runs.store import RunStore
 
-    service, started = LachesisService(), time.monotonic()
-    test = service.start_test(TestSpec.model_validate({"environment": "arithmetic", **options}))
-    while (test := service.get_test(test.test_id)).status not in ("completed", "failed"):
+    store, started = RunStore(), time.monotonic()
+    test = start_test(store, TestSpec.model_validate({"environment": "arithmetic", **options}))
+    while (test := get_test(store, test.test_id)).status not in ("completed", "failed"):
         time.sleep(0.1)
     assert test.status == "completed", test
     durations = {

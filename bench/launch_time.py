@@ -15,9 +15,11 @@ from table import show
 from lachesis.base import waiting
 from lachesis.base.timestamps import seconds_between
 from lachesis.config.launch_spec import LaunchSpec
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
+from lachesis.operations.runs import get_run, stop_run
 from lachesis.prefect_client import background_serve, submit
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 
 OLD_SLEEPS_S = 135.0
@@ -31,7 +33,7 @@ def main() -> None:
     started = time.monotonic()
     with background_serve.LauncherProcess():
         serving = time.monotonic() - started
-        measured = [time_launch(LachesisService()) for _ in range(args.repeat)]
+        measured = [time_launch(RunStore()) for _ in range(args.repeat)]
     rows = [["lachesis serve until ready", f"{serving:.1f}", "", ""]]
     for name in measured[0]:
         value = statistics.median(seconds_by_name[name] for seconds_by_name in measured)
@@ -45,29 +47,29 @@ def main() -> None:
     )
 
 
-def time_launch(service: LachesisService) -> dict[str, float]:
+def time_launch(store: RunStore) -> dict[str, float]:
     """Launch, wait until healthy, stop; seconds since submission and of every task."""
     settings = {"tinker.use_wandb": False}
-    record = service.start(LaunchSpec(environment="arithmetic", steps=100000, settings=settings))
+    record = start_run(store, LaunchSpec(environment="arithmetic", steps=100000, settings=settings))
     run_id = record.run_id
     waiting.wait_until(
-        lambda: service.get_run(run_id).status == "running" or service.get_run(run_id).has_ended,
+        lambda: get_run(store, run_id).status == "running" or get_run(store, run_id).has_ended,
         timeout_s=120,
     )
-    record = service.get_run(run_id)
+    record = get_run(store, run_id)
     assert record.status == "running", record.error
     assert record.started_at is not None
     assert record.healthy_at is not None
     times = {"submit to flow start": seconds_between(record.created_at, record.started_at)}
     times["submit to all healthy"] = seconds_between(record.created_at, record.healthy_at)
-    metrics = service.store.dir(run_id).metrics
+    metrics = store.dir(run_id).metrics
     waiting.wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, timeout_s=60)
     times["submit to first step"] = seconds_between(record.created_at)
     times |= read_task_times(record.flow_run_id or "")
     stopped = time.monotonic()
-    service.stop(run_id)
-    waiting.wait_until(lambda: service.get_run(run_id).has_ended, timeout_s=60)
-    submit.wait_until_gone(service.store, record)
+    stop_run(store, run_id)
+    waiting.wait_until(lambda: get_run(store, run_id).has_ended, timeout_s=60)
+    submit.wait_until_gone(store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times
 

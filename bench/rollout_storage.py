@@ -26,13 +26,15 @@ from transformers import AutoTokenizer
 from lachesis.cli.commands import watch
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.inference_server.token_usage import Usage
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
+from lachesis.operations.runs import read_metrics
 from lachesis.prefect_client import background_serve, submit
 from lachesis.rollouts import writer as rollout_writer
 from lachesis.rollouts.columns import MISSING_LOGPROB
 from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.rollouts.search import RolloutQuery, find_rollouts
 from lachesis.rollouts.writer import RolloutWriter, StepRollouts
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, BatchSettings, to_batch
 
@@ -125,23 +127,23 @@ def make_step(tokenizer: Any, step: int) -> StepRollouts:
 
 def measure_step_s(steps: int, seed: int, max_gb: float) -> float:
     """Return the mean seconds of a step, without the first tenth of the run."""
-    service = LachesisService()
+    store = RunStore()
     settings = {**dict(EDITS), "rollouts.max_gb": max_gb}
     spec = LaunchSpec(environment="arithmetic", steps=steps, settings=settings, seed=seed)
-    record = service.start(spec)
-    record = watch.watch_until_end(service, record.run_id, quiet=True)
-    submit.wait_until_gone(service.store, record)
-    metrics = service.read_metrics(record.run_id)
-    show_size(service, record.run_id)
+    record = start_run(store, spec)
+    record = watch.watch_until_end(store, record.run_id, quiet=True)
+    submit.wait_until_gone(store, record)
+    metrics = read_metrics(store, record.run_id)
+    show_size(store, record.run_id)
     first, last = metrics[steps // 10], metrics[-1]
     step_s = float((last["time"] - first["time"]) / (last["step"] - first["step"]))
     print(f"seed {seed}, rollouts.max_gb {max_gb}: {step_s:.4f} s per step", flush=True)
     return step_s
 
 
-def show_size(service: LachesisService, run_id: str) -> None:
+def show_size(store: RunStore, run_id: str) -> None:
     """Print how many rollouts a run has kept, their size, and how long the worst take to find."""
-    folder = service.store.dir(run_id).rollouts
+    folder = store.dir(run_id).rollouts
     size = sum(file.stat().st_size for file in folder.glob("*.parquet"))
     began = time.perf_counter()
     found = find_rollouts(folder, RolloutQuery(order="worst"))

@@ -31,8 +31,10 @@ from table import show
 from lachesis.cli.commands import watch
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.environment_catalog import lookup
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
+from lachesis.operations.runs import read_metrics
 from lachesis.prefect_client import background_serve, submit
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 
 GOAL = 0.85
@@ -147,15 +149,15 @@ def write_coin_environment(folder: Path) -> Path:
 
 def measure_step_s(environment: str, model: str, num_steps: int, batches: int) -> float:
     """Return the mean seconds of a step of a run, without the first one."""
-    service = LachesisService()
+    store = RunStore()
     edits = (*EDITS[1:], ("total_steps", num_steps), ("max_batches_offpolicy", batches))
     # Evaluations would be counted as training.
     edits = (*edits, ("steps_per_eval", 0), ("max_token_length", 128))
     spec = LaunchSpec(environment=environment, settings=dict(edits), model=model, seed=0)
-    record = service.start(spec)
-    record = watch.watch_until_end(service, record.run_id, quiet=True)
-    submit.wait_until_gone(service.store, record)
-    steps = service.read_metrics(record.run_id)
+    record = start_run(store, spec)
+    record = watch.watch_until_end(store, record.run_id, quiet=True)
+    submit.wait_until_gone(store, record)
+    steps = read_metrics(store, record.run_id)
     if any(step["batch/zero_signal_groups"] for step in steps):
         raise SystemExit("groups were not trained on, so a step's time says nothing")
     return float(steps[-1]["time"] - steps[0]["time"]) / (num_steps - 1)
@@ -165,14 +167,14 @@ RUNS: dict[int, str] = {}
 
 
 def measure_lachesis(seed: int, *edits: tuple[str, object]) -> Times:
-    service = LachesisService()
+    store = RunStore()
     began = time.time()
     settings = dict((*EDITS, *edits))
-    record = service.start(LaunchSpec(environment="arithmetic", settings=settings, seed=seed))
+    record = start_run(store, LaunchSpec(environment="arithmetic", settings=settings, seed=seed))
     RUNS[seed] = record.run_id
-    record = watch.watch_until_end(service, record.run_id, quiet=True)
-    submit.wait_until_gone(service.store, record)
-    steps = service.read_metrics(record.run_id)
+    record = watch.watch_until_end(store, record.run_id, quiet=True)
+    submit.wait_until_gone(store, record)
+    steps = read_metrics(store, record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
     reached = next(step for step in steps if step["reward/mean"] >= GOAL)
     end = reached["time"]
@@ -191,7 +193,7 @@ def measure_own_shares(seed: int) -> list[float]:
         "time/publish",
         "time/checkpoint",
     )
-    steps = LachesisService().read_metrics(RUNS[seed])
+    steps = read_metrics(RunStore(), RUNS[seed])
     return [1 - sum(step.get(name) or 0.0 for name in waits) / step["time/step"] for step in steps]
 
 

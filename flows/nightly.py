@@ -14,8 +14,10 @@ from flows.flow_run_state import end_flow_run, make_refusal
 from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.config.launch_spec import TestSpec
 from lachesis.launch.choose_model import TINY_MODEL
-from lachesis.operations.service import LachesisService
+from lachesis.operations.inference_tests import start_test
+from lachesis.operations.launches import describe_launch
 from lachesis.prefect_client.forms import list_environment_names
+from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.nightly")
 
@@ -31,10 +33,10 @@ def validate_all(environments: list[str] | None = None) -> State[Any] | None:
         names = _choose_environments(environments)
     except LachesisError as error:
         return end_flow_run(make_refusal(error), force=True)
-    service, problems = LachesisService(), []
+    store, problems = RunStore(), []
     for name in names:
         try:
-            test_id = _submit_test(service, name)
+            test_id = _submit_test(store, name)
             log.info("%s: test %s", name, test_id)
         except LachesisError as error:
             problems.append(f"{name}: {error}")
@@ -58,10 +60,10 @@ def _choose_environments(environments: list[str] | None) -> list[str]:
     return chosen or list_environment_names()
 
 
-def _submit_test(service: LachesisService, environment: str) -> str:
+def _submit_test(store: RunStore, environment: str) -> str:
     """Submit a test and return its id."""
     spec = TestSpec(environment=environment)
     # Without a taught model, the model of sums shows at least whether the environment works.
-    if service.describe(spec.to_launch())["problem"]:
+    if describe_launch(store, spec.to_launch())["problem"]:
         spec = TestSpec(environment=environment, model=TINY_MODEL)
-    return service.start_test(spec).test_id
+    return start_test(store, spec).test_id

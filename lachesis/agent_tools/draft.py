@@ -21,14 +21,30 @@ from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKEND_FIELDS
 from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.launch_spec import LaunchSpec, read_spec
-from lachesis.config.profiles import list_missing_keys
 from lachesis.config.value_parsing import read_env_number
-from lachesis.launch.choose_model import describe_default_model
-from lachesis.operations.service import LachesisService
-from lachesis.prefect_client import background_serve, submit
+from lachesis.operations.environments import scan_environments
+from lachesis.operations.launches import (
+    describe_default_model,
+    describe_launch,
+    edit_launch,
+    find_missing_keys,
+    start_run,
+)
+from lachesis.operations.runs import (
+    find_queue_position,
+    get_results,
+    get_run,
+    get_run_url,
+    get_status,
+    list_runs_with_warning,
+    read_editable_values,
+    resume_run,
+    stop_run,
+)
 from lachesis.reporting.run_schemas import QueuePlace, RunResults, RunStatus
 from lachesis.reporting.run_view import find_log_files
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 
 MAX_TEST_WAIT_S = 25.0
 # Seconds to wait for an environment's schema; clients give up on a call after 30 to 60 seconds.
@@ -53,9 +69,9 @@ class AgentSession:
     can cause.
     """
 
-    def __init__(self, session_name: str, service: LachesisService | None = None) -> None:
-        self.service = service or LachesisService(schema_timeout_s=SCHEMA_TIMEOUT_S)
-        self.session_file = SessionFile(session_name, self.service.store.home)
+    def __init__(self, session_name: str, store: RunStore | None = None) -> None:
+        self.store = store or RunStore()
+        self.session_file = SessionFile(session_name, self.store.home)
 
     # --- the draft
 
@@ -65,8 +81,8 @@ class AgentSession:
         """Select an environment: replace the draft by a new one with default values."""
         values = {"environment": name, "profile": profile or get_default_profile(), "model": model}
         draft = read_spec(LaunchSpec, {**values, "by_agent": True})
-        launch_description = self.service.describe(draft)
-        missing = list_missing_keys(draft.profile, background_serve.read_key_names())
+        launch_description = describe_launch(self.store, draft, schema_timeout_s=SCHEMA_TIMEOUT_S)
+        missing = find_missing_keys(draft.profile)
         warnings = [launch_description["warning"], launch_description["problem"]]
         if missing:
             warnings.append(
@@ -91,7 +107,7 @@ class AgentSession:
         are locked.
         """
         draft = self.require_draft(self.session_file.read())
-        launch_description = self.service.describe(draft)
+        launch_description = describe_launch(self.store, draft, schema_timeout_s=SCHEMA_TIMEOUT_S)
         # Fields of another profile would only have to be read.
         others = () if draft.profile == "custom" else BACKEND_FIELDS
         fields = [field for field in launch_description["fields"] if field["name"] not in others]
@@ -113,11 +129,11 @@ class AgentSession:
     def edit(self, field: str, value: object) -> schemas.EditAnswer:
         """Change one field of the draft."""
         with self.session_file.change() as state:
-            draft, edited_field, checked_value = self.service.edit(
-                self.require_draft(state), field, value
+            draft, edited_field, checked_value = edit_launch(
+                self.store, self.require_draft(state), field, value
             )
             state.draft = draft
-        launch_description = self.service.describe(draft)
+        launch_description = describe_launch(self.store, draft, schema_timeout_s=SCHEMA_TIMEOUT_S)
         return schemas.EditAnswer(
             message=f"{edited_field.section}.{edited_field.name} is now {checked_value!r}",
             field=edited_field.name,
@@ -162,13 +178,15 @@ class AgentSession:
             is_repeated = start is not None
             if start is None:
                 start = StartedRun(
-                    run_id=self.service.store.new_id(), draft=draft, started_at=time.time(), key=key
+                    run_id=self.store.new_id(), draft=draft, started_at=time.time(), key=key
                 )
                 state.starts.append(start)
                 self.session_file.write(state)
             try:
                 spec = draft.model_copy(update={"confirmed": confirmed})
-                record = self.service.start(spec, start.run_id)
+                record = start_run(
+                    self.store, spec, start.run_id, schema_timeout_s=SCHEMA_TIMEOUT_S
+                )
             except LachesisError:
                 if not is_repeated:
                     state.starts.remove(start)
@@ -180,7 +198,7 @@ class AgentSession:
                 model_note=describe_default_model(draft, record.base_model),
             )
         return self._build_start_answer(
-            self.service.get_run(record.run_id),
+            get_run(self.store, record.run_id),
             "was started by the same call earlier; another idempotency_key starts another one",
         )
 
@@ -188,8 +206,8 @@ class AgentSession:
         """Resume an ended run, with new limits if given; a run that has not ended is returned
         unchanged.
         """
-        is_alive = not self.service.get_run(run_id).has_ended
-        record = self.service.resume(run_id, limits)
+        is_alive = not get_run(self.store, run_id).has_ended
+        record = resume_run(self.store, run_id, limits)
         self._forget_last_report(run_id)
         return self._build_start_answer(
             record, "has not ended, so there is nothing to resume" if is_alive else ""
@@ -211,10 +229,10 @@ class AgentSession:
             model_note: Which model was chosen by default, if so.
         """
         run_id = record.run_id
-        run_dir = self.service.store.dir(run_id)
+        run_dir = self.store.dir(run_id)
         queue = None
         if record.status == "pending":
-            queue = submit.find_queue_position(self.service.store, run_id)
+            queue = find_queue_position(self.store, run_id)
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
         elif queue:
@@ -228,12 +246,12 @@ class AgentSession:
             run_id=run_id,
             status="starting" if record.status == "pending" else record.status,
             environment=record.environment,
-            config=self.service.read_editable_values(record),
+            config=read_editable_values(self.store, record),
             wandb_project=record.wandb_project,
             wandb_run_name=record.wandb_run_name,
             config_path=str(run_dir.config),
             logs=find_log_files(record, run_dir),
-            ui_url=submit.get_run_url(record),
+            ui_url=get_run_url(record),
             profile=record.profile,
             next_steps=[f"{status_call} in some minutes; the run continues by itself"],
             **views.drop_empty(
@@ -273,21 +291,21 @@ class AgentSession:
 
     def get_live_status(self, run_id: str) -> RunStatus:
         """Return a live report without that limit."""
-        return self.service.get_status(run_id, views.NEXT_STEP_CALLS)
+        return get_status(self.store, run_id, views.NEXT_STEP_CALLS)
 
     def stop(self, run_id: str) -> schemas.StopAnswer:
         """Ask a run to save a checkpoint and end."""
-        answer = self.service.stop(run_id)
+        answer = stop_run(self.store, run_id)
         self._forget_last_report(run_id)
         return schemas.StopAnswer(**answer)
 
     def get_results(self, run_id: str) -> RunResults:
         """Return the rewards, held-out results and weights of a run."""
-        return self.service.get_results(run_id, views.NEXT_STEP_CALLS)
+        return get_results(self.store, run_id, views.NEXT_STEP_CALLS)
 
     def list_runs(self, limit: int | None = None) -> schemas.RunList:
         """Return all runs of this home, not only those of this session, the newest first."""
-        records, warning = self.service.list_runs_with_warning()
+        records, warning = list_runs_with_warning(self.store)
         entry_fields = set(schemas.RunEntry.model_fields)
         entries = [
             schemas.RunEntry(
@@ -306,7 +324,7 @@ class AgentSession:
 
     def list_environments(self) -> schemas.EnvironmentList:
         """Return the environments that are found now, with the next steps of an agent."""
-        scan = self.service.list_environments()
+        scan = scan_environments()
         return schemas.EnvironmentList(
             environments=[
                 schemas.EnvironmentEntry(

@@ -32,9 +32,10 @@ from lachesis.config.owner_policy import load_policy
 from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.scan import scan_environments
-from lachesis.environment_check.check import CheckResult, run_environment_checks
-from lachesis.operations.service import LachesisService
+from lachesis.operations.environments import CheckResult, run_environment_checks
+from lachesis.operations.launches import build_tiny_model, resolve_launch
 from lachesis.runs.folder import RunDir
+from lachesis.runs.store import RunStore
 
 MAX_KEPT_JOBS = 50
 POLL_INTERVAL_S = 0.2
@@ -256,10 +257,10 @@ def main() -> None:
     try:
         if job.install:
             requirements.install_requirements(Path(job.environment_file))
-        service = LachesisService(schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
+        store = RunStore()
         spec = LaunchSpec(environment=job.environment, model=job.model, by_agent=True)
-        resolved = service.resolve(spec)
-        service.build_tiny_model(resolved.config, lambda done, total: None)
+        resolved = resolve_launch(store, spec, schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
+        build_tiny_model(store, resolved.config, lambda done, total: None)
         run_environment_checks(
             resolved.environment,
             resolved.config,

@@ -15,17 +15,22 @@ from lachesis.base import paths
 from lachesis.base.api_keys import describe_places, read_key
 from lachesis.base.errors import ConfigError, LachesisError
 from lachesis.config.installation_settings import get_default_profile
-from lachesis.config.profiles import PROFILES, list_missing_keys, load_profile_values
-from lachesis.operations.server import can_start_server
-from lachesis.prefect_client import background_serve
-from lachesis.prefect_client.serve_info import find_api_url
+from lachesis.config.profiles import PROFILES, load_profile_values
+from lachesis.operations.environments import scan_environments
+from lachesis.operations.launches import find_missing_keys
+from lachesis.operations.server import (
+    can_start_server,
+    find_api_url,
+    find_server_problem,
+    get_max_runs,
+)
 
 
 def check_health(session: AgentSession) -> ServiceHealth:
     """Return whether the parts that a run needs are available; a missing part is reported, not
     raised.
     """
-    server_problem = background_serve.find_server_problem(session.service.store.home)
+    server_problem = find_server_problem(session.store.home)
     problems, note = [], None
     if server_problem and can_start_server():
         note = (
@@ -43,10 +48,10 @@ def check_health(session: AgentSession) -> ServiceHealth:
     missing: list[str] = []
     try:
         load_profile_values(profile)
-        missing = list_missing_keys(profile, background_serve.read_key_names())
+        missing = find_missing_keys(profile)
     except ConfigError as error:
         problems.append(str(error))
-    scan = session.service.list_environments()
+    scan = scan_environments()
     problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
     problems += [
         f"profile {profile} needs {key} in the environment of `lachesis serve`, in "
@@ -62,10 +67,8 @@ def check_health(session: AgentSession) -> ServiceHealth:
         missing_keys=missing,
         environments_discovered=len(scan.environments),
         current_environment=state.draft.environment if state.draft else None,
-        active_runs=[
-            record.run_id for record in session.service.store.all() if not record.has_ended
-        ],
-        max_runs=background_serve.get_max_runs(),
+        active_runs=[record.run_id for record in session.store.all() if not record.has_ended],
+        max_runs=get_max_runs(),
         session=session.session_file.name,
         home=str(paths.home()),
         **views.drop_empty(note=note),
@@ -87,11 +90,7 @@ def get_missing_keys() -> list[str]:
     profile = get_default_profile()
     if profile not in PROFILES:
         return []
-    return [
-        key
-        for key in list_missing_keys(profile, background_serve.read_key_names())
-        if not read_key(key)
-    ]
+    return [key for key in find_missing_keys(profile) if not read_key(key)]
 
 
 def check_rl_api_keys() -> bool:

@@ -54,7 +54,7 @@ from lachesis.base.errors import (
 )
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.json_text import Json, ResponseModel, error_to_payload
-from lachesis.launch.offered_models import ModelList
+from lachesis.operations.launches import ModelList
 from lachesis.reporting.run_schemas import RunResults, RunStatus
 
 

@@ -12,6 +12,7 @@ from lachesis.agent_tools import views
 from lachesis.agent_tools.draft import (
     MAX_TEST_WAIT_S,
     PROGRESS_INTERVAL_S,
+    SCHEMA_TIMEOUT_S,
     AgentSession,
     ReportProgress,
 )
@@ -19,7 +20,7 @@ from lachesis.agent_tools.schemas import TestReport
 from lachesis.agent_tools.session import RequestedTest
 from lachesis.base.errors import StorageError, UnknownTestError
 from lachesis.config.launch_spec import TestSpec, read_spec
-from lachesis.inference_tests.store import InferenceTest
+from lachesis.operations.inference_tests import InferenceTest, get_test, open_tests, start_test
 
 
 def run_inference_test(
@@ -46,7 +47,7 @@ def run_inference_test(
             or state.test.request != spec
             or _has_test_ended(session, state.test.test_id)
         ):
-            test = session.service.start_test(spec)
+            test = start_test(session.store, spec, schema_timeout_s=SCHEMA_TIMEOUT_S)
             state.test = RequestedTest(request=spec, test_id=test.test_id)
         test_id = state.test.test_id
     return wait_for_test(session, test_id, report_progress, deadline)
@@ -54,7 +55,7 @@ def run_inference_test(
 
 def _has_test_ended(session: AgentSession, test_id: str) -> bool:
     try:
-        return session.service.get_test(test_id).has_ended
+        return get_test(session.store, test_id).has_ended
     except UnknownTestError:
         return True
 
@@ -75,9 +76,9 @@ def wait_for_test(
     """
     started_at, reported_s = time.monotonic(), 0.0
     deadline = deadline or started_at + MAX_TEST_WAIT_S
-    session.service.get_test(test_id)  # a test whose process died is reported at once
+    get_test(session.store, test_id)  # a test whose process died is reported at once
     while (
-        not (test := session.service.tests.load_and_fail_if_dead(test_id)).has_ended
+        not (test := open_tests(session.store).load_and_fail_if_dead(test_id)).has_ended
         and (now := time.monotonic()) < deadline
     ):
         if now - started_at - reported_s > PROGRESS_INTERVAL_S:
@@ -88,20 +89,19 @@ def wait_for_test(
                 f"{test.status}: {done} of {total} groups",
             )
         time.sleep(0.25)
-    return _build_test_report(session, session.service.get_test(test_id))
+    return _build_test_report(session, get_test(session.store, test_id))
 
 
 def _count_groups(session: AgentSession, test: InferenceTest) -> tuple[int, int]:
-    return session.service.tests.count_finished_groups(test), test.request.spec.num_groups * len(
-        test.request.models
-    )
+    num_groups = test.request.spec.num_groups * len(test.request.models)
+    return open_tests(session.store).count_finished_groups(test), num_groups
 
 
 def _build_test_report(session: AgentSession, test: InferenceTest) -> TestReport:
     try:
         return _format_test_report(session, test)
     except (ValidationError, AttributeError, TypeError, KeyError) as error:
-        file = session.service.tests.dir(test.test_id) / "test.json"
+        file = open_tests(session.store).dir(test.test_id) / "test.json"
         raise StorageError(f"{file} is damaged ({type(error).__name__}); test again") from error
 
 

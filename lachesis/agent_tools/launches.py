@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from lachesis.agent_tools import views
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.draft import SCHEMA_TIMEOUT_S, AgentSession
 from lachesis.agent_tools.schemas import StartAnswer
 from lachesis.base.json_text import Json
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.field_edits import get_editable_values
-from lachesis.config.profiles import PROFILES, check_profile
+from lachesis.config.profiles import PROFILES
 from lachesis.inference_tests.forecast import Forecast
-from lachesis.prefect_client import background_serve
+from lachesis.operations.launches import preview_launch, require_keys
+from lachesis.operations.runs import get_run, read_editable_values
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
 
 def is_paid(session: AgentSession, run_id: str | None = None) -> bool:
     """Return whether the draft, or the given run, trains where it may cost money."""
     if run_id:
-        profile = session.service.store.load(run_id).profile
+        profile = session.store.load(run_id).profile
     else:
         profile = session.require_draft(session.session_file.read()).profile
     if profile in PROFILES:
@@ -38,7 +39,7 @@ def preview_start(session: AgentSession, from_checkpoint: str | None = None) -> 
     draft = session.require_draft(session.session_file.read()).model_copy(
         update={"from_checkpoint": from_checkpoint}
     )
-    preview = session.service.preview(draft)
+    preview = preview_launch(session.store, draft, schema_timeout_s=SCHEMA_TIMEOUT_S)
     config, plan, forecast = preview.launch.config, preview.plan, preview.record.forecast
     return StartAnswer(
         message="nothing was started; this is what rl_start_training() would start",
@@ -60,8 +61,8 @@ def preview_start(session: AgentSession, from_checkpoint: str | None = None) -> 
 
 def preview_resume(session: AgentSession, run_id: str) -> StartAnswer:
     """Return what resuming the run would do; nothing is changed."""
-    record = session.service.get_run(run_id)
-    newest_checkpoint = Checkpoints(session.service.store.dir(run_id).checkpoints).find_newest()
+    record = get_run(session.store, run_id)
+    newest_checkpoint = Checkpoints(session.store.dir(run_id).checkpoints).find_newest()
     if newest_checkpoint:
         effect = f"continue from its checkpoint of step {newest_checkpoint.step}"
     else:
@@ -72,7 +73,7 @@ def preview_resume(session: AgentSession, run_id: str) -> StartAnswer:
         run_id=run_id,
         status=record.status,
         environment=record.environment,
-        config=session.service.read_editable_values(record),
+        config=read_editable_values(session.store, record),
         wandb_project=record.wandb_project,
         profile=record.profile,
         dry_run=True,
@@ -91,10 +92,10 @@ def ask_for_confirmation(
     forecast: Json | None = None
     if resume is not None:
         preview = preview_resume(session, resume)
-        forecast = session.service.store.load(resume).forecast
+        forecast = session.store.load(resume).forecast
     else:
         draft = session.require_draft(session.session_file.read())
-        check_profile(draft.profile, background_serve.read_key_names())
+        require_keys(draft.profile)
         preview = preview_start(session, from_checkpoint)
         if preview.forecast is not None:
             forecast = preview.forecast.model_dump(mode="json")

@@ -34,12 +34,12 @@ def get_rollouts(
     Raises:
         LachesisError: There is no such run, or the query is not allowed.
     """
-    record = session.service.store.load(run_id)
+    record = session.store.load(run_id)
     if order == "invalid":
         query = RolloutQuery(step=step, invalid=True, item=item, limit=limit)
     else:
         query = RolloutQuery(step=step, order=order, item=item, limit=limit)
-    found = find_rollouts(session.service.store.dir(record.run_id).rollouts, query)
+    found = find_rollouts(session.store.dir(record.run_id).rollouts, query)
     return RolloutList(
         run_id=record.run_id,
         message=describe_found(found),

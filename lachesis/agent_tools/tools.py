@@ -63,7 +63,8 @@ from lachesis.agent_tools.tool_definition import (
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.config.installation_settings import get_default_profile
-from lachesis.launch.offered_models import ModelList, list_models
+from lachesis.operations.launches import ModelList, list_models
+from lachesis.operations.runs import get_run
 from lachesis.operations.server import call_with_server
 from lachesis.reporting.run_schemas import RunResults
 
@@ -224,7 +225,7 @@ def rl_check_status(context: CallContext, run_id: RunId) -> schemas.RateLimitedS
 
 
 def _preview_stop(context: CallContext, *, run_id: str) -> schemas.StopAnswer | None:
-    record = context.session.service.get_run(run_id)
+    record = get_run(context.session.store, run_id)
     if record.has_ended or not is_paid(context.session, run_id):
         return None
     return schemas.StopAnswer(
@@ -367,4 +368,4 @@ def list_session_models(session: AgentSession, profile: str | None) -> ModelList
     """Return the models of a profile; by default of the draft's, or the default profile."""
     draft = session.session_file.read().draft
     default = draft.profile if draft else get_default_profile()
-    return list_models(profile or default, session.service.store.home)
+    return list_models(profile or default, session.store.home)

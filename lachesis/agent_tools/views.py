@@ -8,7 +8,7 @@ from lachesis.agent_tools import schemas
 from lachesis.agent_tools.session import LastReport
 from lachesis.base.json_text import Json
 from lachesis.inference_tests.store import InferenceTest
-from lachesis.supervision.services.plan import ServicePlan
+from lachesis.operations.launches import ServicePlan
 
 # Next steps as tool calls.
 NEXT_STEP_CALLS = {

@@ -160,7 +160,7 @@ def render_launch_file(spec: LaunchSpec, description: Json, defaults: Json) -> s
 
     Args:
         spec: The launch whose values the file has.
-        description: What `LachesisService.describe` returns for it.
+        description: What `operations.launches.describe_launch` returns for it.
         defaults: The same for the launch without edits.
     """
     default_values = {

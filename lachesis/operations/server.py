@@ -1,4 +1,4 @@
-"""Start the Prefect server and the runner for an operation that needs them and finds none."""
+"""Find, start and end the Prefect server, the runner and what they have left, for all surfaces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,37 @@ from typing import TypeVar
 from lachesis.base.errors import ServerDownError
 from lachesis.config.installation_settings import is_env_flag_set
 from lachesis.prefect_client import background_serve
+from lachesis.prefect_client.background_serve import (
+    LauncherProcess,
+    find_running_server,
+    find_server_problem,
+    get_max_runs,
+    make_serve_command,
+    require_server,
+    stop_server,
+)
+from lachesis.prefect_client.notifications import remove_notifications, set_notifications
+from lachesis.prefect_client.serve_info import find_api_url, read_server_info
+from lachesis.supervision.leftovers import Leftover, find_all_leftovers
+from lachesis.supervision.services.ports import check_port, choose_port
 
+__all__ = [
+    "LauncherProcess",
+    "Leftover",
+    "check_port",
+    "choose_port",
+    "find_all_leftovers",
+    "find_api_url",
+    "find_running_server",
+    "find_server_problem",
+    "get_max_runs",
+    "make_serve_command",
+    "read_server_info",
+    "remove_notifications",
+    "require_server",
+    "set_notifications",
+    "stop_server",
+]
 T = TypeVar("T")
 
 

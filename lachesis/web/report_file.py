@@ -19,6 +19,7 @@ from lachesis.base.errors import StorageError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json, read_json_lines, to_compact_json
 from lachesis.base.timestamps import now_iso
+from lachesis.operations.runs import get_results, get_run, judge_run
 from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
 from lachesis.reporting.comparison import Comparison
 from lachesis.reporting.rollouts import (
@@ -37,6 +38,7 @@ from lachesis.runs.held_out_results import describe_evaluation_faults
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.web.comparison_page import make_compare_page
 from lachesis.web.rendering import STATIC_FOLDER, render_page
 from lachesis.web.rollouts_page import describe_scores
@@ -79,6 +81,22 @@ class RunReport:
     phases: list[ReportedPhase]
     forecast_rows: list[list[Any]]
     provenance: list[tuple[str, Any]]
+
+
+def write_report(store: RunStore, run_id: str, target: Path | None = None) -> list[Path]:
+    """Write the report of a run to a folder, by default in that of the run.
+
+    Returns:
+        The HTML file, then its charts.
+
+    Raises:
+        StorageError: A file cannot be written.
+    """
+    run_dir, record = store.dir(run_id), judge_run(store, get_run(store, run_id))
+    folder = target or run_dir.path / "report"
+    results, page = get_results(store, run_id), folder / "report.html"
+    write_page(record, run_dir, results, page)
+    return [page, *write_charts(run_dir, results, folder)]
 
 
 def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Path) -> None:

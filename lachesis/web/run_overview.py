@@ -11,7 +11,7 @@ from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.run_config import RunConfig
-from lachesis.prefect_client.submit import get_run_url
+from lachesis.operations.runs import get_run_url
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps, make_repeat_command
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import RunVerdict, Trouble, describe_trouble, describe_verdict

@@ -43,7 +43,7 @@ def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line
         '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n'
         '{"step": 2, "time": 2.0, "reward/mean": 0.75}\n'
     )
-    desk.service.store.dir(run_id).metrics.write_text(good + line + "\n")
+    desk.store.dir(run_id).metrics.write_text(good + line + "\n")
     for tool in RUN_TOOLS[:2]:
         answer = ask(tool, run_id=run_id)
         assert "code" not in answer, answer
@@ -88,7 +88,7 @@ def test_a_run_whose_record_is_damaged_is_named(
     ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json
 ) -> None:
     run_id, other = make_run().run_id, make_run(status="completed").run_id
-    file = desk.service.store.dir(run_id).record
+    file = desk.store.dir(run_id).record
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     assert ask("rl_check_status", run_id=run_id)["code"] == "storage"
     listed = ask("rl_list_runs")

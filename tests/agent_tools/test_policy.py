@@ -19,9 +19,10 @@ from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.owner_policy import load_policy
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
-from lachesis.operations.service import LachesisService
+from lachesis.operations.inference_tests import start_test
+from lachesis.operations.launches import check_launch, resolve_launch, start_run
 from lachesis.prefect_client import background_serve, submit
-from lachesis.runs.store import read_effective_config
+from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending import agent_limits
 from tests.tinker_cloud.stand_ins import ensure_stand_in
 
@@ -55,7 +56,7 @@ def write_policy(home: Path, **agents: Any) -> None:
 
 
 def read_config(home: Path, run_id: str) -> RunConfig:
-    return read_effective_config(LachesisService(home).store.dir(run_id))
+    return read_effective_config(RunStore(home).dir(run_id))
 
 
 def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None:
@@ -88,7 +89,7 @@ def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
         refused = ask("rl_edit_config", field=name, value=8)
         assert "the owner's policy.yaml does not let agents set it" in refused["error"]
     owner = LaunchSpec(environment="arithmetic", profile="tinker", settings={"group_size": 8})
-    assert LachesisService(home).resolve(owner).config.env.group_size == 8
+    assert resolve_launch(RunStore(home), owner).config.env.group_size == 8
 
 
 def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> None:
@@ -100,11 +101,11 @@ def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> N
     assert read_config(home, second).limits.max_cost_usd == 3
     refused = ask("rl_start_training", confirm=True)
     assert "spent or reserved 8 US dollars in the last 24 hours" in refused["error"]
-    service = LachesisService(home)
-    service.store.update(first, status="failed")
+    store = RunStore(home)
+    store.update(first, status="failed")
     third = ask("rl_start_training", confirm=True)["run_id"]
     assert read_config(home, third).limits.max_cost_usd == 5, "the first one cost nothing"
-    service.store.update(third, status="failed")
+    store.update(third, status="failed")
     raised = ask("rl_start_training", resume=third, limits={"max_cost_usd": 6}, confirm=True)
     assert raised["code"] == "policy"
     ask("rl_edit_config", field="max_cost_usd", value=5.5)
@@ -115,7 +116,7 @@ def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path)
     """Sums of what others and the run itself have spent do not fall below it by rounding."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    store = LachesisService(home).store
+    store = RunStore(home)
 
     def run_and_end(cost_usd: float) -> str:
         started = ask("rl_start_training", confirm=True)
@@ -138,12 +139,12 @@ def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
     assert "fewer groups or a smaller max_token_length" in refused["error"]
     refused = ask("rl_test_inference", models=["qwen/qwen3-8b"])
     assert "the price of qwen/qwen3-8b at an endpoint is not known" in refused["error"]
-    service = LachesisService(home)
+    store = RunStore(home)
     spec = TestSpec(environment="arithmetic", profile="tinker", by_agent=True)
-    test = service.start_test(spec)
+    test = start_test(store, spec)
     assert test.request.models == [f"tinker:{MODEL}"]
     assert test.max_cost_usd == pytest.approx(3 * 16 * 8192 * (0.195 + 0.60) / 1e6)
-    assert agent_limits.compute_committed_cost(service.store) == test.max_cost_usd
+    assert agent_limits.compute_committed_cost(store) == test.max_cost_usd
 
 
 @pytest.mark.parametrize(
@@ -210,21 +211,21 @@ def test_no_tool_gets_past_the_policy(
         "_start_process",
         lambda job: pytest.fail(job.environment) if job.environment != "arithmetic" else None,
     )
-    service = LachesisService(home)
+    store = RunStore(home)
     outcomes: set[str] = set()
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     ask("rl_start_training", confirm=True)
     for _ in range(90):
         tool = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        answer = ask(tool, **_draw_arguments(rng, tool, service))
+        answer = ask(tool, **_draw_arguments(rng, tool, store))
         outcomes.add(str(answer.get("code", "done")))
-        _end_some(rng, service)
-        _assert_allowed(service)
+        _end_some(rng, store)
+        _assert_allowed(store)
     assert {"policy", "done", "locked_field"} <= outcomes, outcomes
-    assert any(record.profile == "tinker" for record in service.store.all()), "nothing was paid"
+    assert any(record.profile == "tinker" for record in store.all()), "nothing was paid"
 
 
-def _draw_arguments(rng: random.Random, tool: str, service: LachesisService) -> Json:
+def _draw_arguments(rng: random.Random, tool: str, store: RunStore) -> Json:
     names = {
         "rl_select_environment": ("name", "profile", "model"),
         "rl_edit_config": ("field", "value"),
@@ -233,24 +234,24 @@ def _draw_arguments(rng: random.Random, tool: str, service: LachesisService) -> 
         "rl_check_environment": ("environment",),
     }[tool]
     arguments = {name: rng.choice(TRIED[name]) for name in names}
-    records = service.store.all()
+    records = store.all()
     if tool == "rl_start_training" and records and rng.random() < 0.4:
         arguments = {"resume": rng.choice(records).run_id, "confirm": True}
         arguments["limits"] = rng.choice(TRIED["limits"])
     return arguments
 
 
-def _end_some(rng: random.Random, service: LachesisService) -> None:
-    for record in service.store.all():
+def _end_some(rng: random.Random, store: RunStore) -> None:
+    for record in store.all():
         if not record.has_ended and rng.random() < 0.2:
-            service.store.update(record.run_id, status="failed")
+            store.update(record.run_id, status="failed")
 
 
-def _assert_allowed(service: LachesisService) -> None:
+def _assert_allowed(store: RunStore) -> None:
     """Whatever was made is what the owner allows."""
     defaults = RunConfig.model_fields["tinker"].default
-    for record in service.store.all():
-        config = read_effective_config(service.store.dir(record.run_id))
+    for record in store.all():
+        config = read_effective_config(store.dir(record.run_id))
         assert set(config.build_environment_configs()) <= {"arithmetic", "reverse_text"}
         assert record.profile in ("embedded", "tinker")
         assert config.tinker.seed == defaults.seed
@@ -259,19 +260,19 @@ def _assert_allowed(service: LachesisService) -> None:
             assert config.limits.max_cost_usd is not None
             assert config.limits.max_cost_usd <= PER_RUN
             assert config.tinker.learning_rate == defaults.learning_rate
-    for test in InferenceTestStore(service.store.home).all():
+    for test in InferenceTestStore(store.home).all():
         assert test.request.environment in ("arithmetic", "reverse_text")
         assert not [model for model in test.request.models if OTHER_MODEL in model]
-    assert agent_limits.compute_committed_cost(service.store) <= PER_DAY + 1e-9
+    assert agent_limits.compute_committed_cost(store) <= PER_DAY + 1e-9
 
 
 def test_two_agents_at_once_do_not_spend_more_than_the_day_has(home: Path) -> None:
     """What was checked before another one has reserved the money is refused when it is made."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
-    service = LachesisService(home)
+    store = RunStore(home)
     spec = LaunchSpec(environment="arithmetic", profile="tinker", confirmed=True, by_agent=True)
-    launch = service.check(spec)
-    service.start(launch)
+    launch = check_launch(store, spec)
+    start_run(store, launch)
     with pytest.raises(PolicyError, match="spent or reserved 5"):
-        service.start(launch)
-    assert len(service.store.all()) == 1
+        start_run(store, launch)
+    assert len(store.all()) == 1

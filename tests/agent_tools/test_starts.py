@@ -69,7 +69,7 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
         )
         with pytest.raises(KeyboardInterrupt):
             desk.start(key="k")
-    (left,) = desk.service.store.all()
+    (left,) = desk.store.all()
     assert left.flow_run_id is None
     assert AgentSession("test").start(key="k").run_id == left.run_id
     assert submitted == [left.run_id]
@@ -80,7 +80,7 @@ def test_a_run_is_resumed_by_the_same_tool(
 ) -> None:
     run_id = make_run().run_id
     ask("rl_check_status", run_id=run_id)
-    desk.service.store.update(run_id, status="failed", error="boom")
+    desk.store.update(run_id, status="failed", error="boom")
     shown = ask("rl_start_training", resume=run_id, dry_run=True)
     assert shown["dry_run"] is True
     assert submitted == [], "a dry run starts nothing"

@@ -178,7 +178,7 @@ def test_rl_start_training(ask: Ask) -> None:
 
 def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
     run = make_run()
-    metrics = MetricsFile(RunStore(desk.service.store.home).dir(run.run_id).metrics)
+    metrics = MetricsFile(RunStore(desk.store.home).dir(run.run_id).metrics)
     metrics.append(1, {"reward/mean": 0.25})
     unknown = ask("rl_check_status", run_id="ffffffff")
     assert unknown["code"] == "unknown_run"
@@ -210,10 +210,10 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
     assert 1700 < limited["next_check_in_seconds"] <= 1800
     assert limited["message"]
     assert limited["metrics"]["reward_mean"] == 0.25, "the last report is still there"
-    desk.service.store.update(
+    desk.store.update(
         run.run_id, status="failed", error="trainer exited with code 1", failed_service="trainer"
     )
-    desk.service.store.dir(run.run_id).get_log_file("trainer").write_text("Traceback\nboom\n")
+    desk.store.dir(run.run_id).get_log_file("trainer").write_text("Traceback\nboom\n")
     ended = ask("rl_check_status", run_id=run.run_id)
     assert "rate_limited" not in ended
     assert ended["status"] == "failed"
@@ -238,7 +238,7 @@ def test_a_stall_and_another_word_are_reported_at_once(
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
     limited = ask("rl_check_status", run_id=run_id)
     assert "continues by itself" in limited["message"]
-    desk.service.store.update(run_id, health={**health, **change})
+    desk.store.update(run_id, health={**health, **change})
     changed = ask("rl_check_status", run_id=run_id)
     assert "rate_limited" not in changed
     assert changed["health"] | change == changed["health"]
@@ -268,7 +268,7 @@ def test_the_time_that_is_left_comes_from_the_last_steps(
     lines = [{"step": step, "time": begun + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
     # before a resume: no part of the pace
     lines.insert(0, {"step": 0, "time": begun - 3600, "reward/mean": 0.5})
-    desk.service.store.dir(run.run_id).metrics.write_text(
+    desk.store.dir(run.run_id).metrics.write_text(
         "".join(json.dumps(line) + "\n" for line in lines)
     )
     assert ask("rl_check_status", run_id=run.run_id)["progress"] == {
@@ -292,7 +292,7 @@ def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
 def test_rl_get_results(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
     assert ask("rl_get_results", run_id="ffffffff")["code"] == "unknown_run"
     run = make_run(status="completed")
-    metrics = MetricsFile(desk.service.store.dir(run.run_id).metrics)
+    metrics = MetricsFile(desk.store.dir(run.run_id).metrics)
     for step in range(1, 31):
         metrics.append(step, {"reward/mean": step / 30})
     answer = ask("rl_get_results", run_id=run.run_id)

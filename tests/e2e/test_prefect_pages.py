@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Page
 
 from lachesis.base.json_text import Json
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_run, list_runs
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.e2e.prefect_client import Server
@@ -109,14 +109,14 @@ class Person:
 
     def expect(self, record: RunRecord, state: str, status: str) -> None:
         """Wait until the page shows the state, and every view of the run the status."""
-        service = LachesisService(self.home)
+        store = RunStore(self.home)
         self.pages.expect_state(state)
         self.server.wait_for(
-            lambda: service.get_run(record.run_id).status == status,
+            lambda: get_run(store, record.run_id).status == status,
             90,
             f"{status} of {record.run_id}",
         )
-        listed = {one.run_id: one.status for one in service.list_runs()}
+        listed = {one.run_id: one.status for one in list_runs(store)}
         assert listed[record.run_id] == status
         assert self.server.state(record.flow_run_id or "")["name"] == state
 

@@ -15,6 +15,7 @@ from lachesis.base.errors import RunStateError
 from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
+from lachesis.operations.runs import get_status, resume_run
 from lachesis.runs.metrics import MetricsFile
 from lachesis.supervision.invalid_groups import ALL_INVALID
 from tests.faults.world import Run, World
@@ -113,12 +114,12 @@ def test_next_steps_work_in_a_fresh_shell(
             config.replace("max_tokens: null", "max_tokens: 10")
         )
         with pytest.raises(RunStateError, match=f"lachesis resume {run.run_id} --set limits.max_t"):
-            world.service.resume(run.run_id)
+            resume_run(world.store, run.run_id)
     elif end == "invalid groups":
         store.update(
             run.run_id, status="failed", stop_reason=ALL_INVALID, failed_service="environment"
         )
-    status = world.service.get_status(run.run_id)
+    status = get_status(world.store, run.run_id)
     commands = [command.replace("DIR", str(tmp_path / "out")) for command in status.next_steps]
     resumes = [command for command in commands if command.startswith("lachesis resume")]
     assert bool(resumes) == (end != "invalid groups")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.config.launch_spec import LaunchSpec
+from lachesis.operations.launches import start_run
 from tests.faults.world import EDITS, INTERVAL, Run, World
 from tests.served import ROOT
 
@@ -57,7 +58,7 @@ def start(world: World) -> Run:
         seed=0,
         without_validation=True,
     )
-    return Run(world, world.service.start(spec).run_id)
+    return Run(world, start_run(world.store, spec).run_id)
 
 
 @pytest.mark.parametrize("part", ["engine", "backend"], ids=["bridge", "engine behind it"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from lachesis.operations.runs import list_runs
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.record import RunRecord
 from tests.faults.world import Run, World, frozen
@@ -47,7 +48,7 @@ def test_a_cancellation_has_one_true_end(
     record = run.ended()
     world.wait(lambda: read_state(record) != "Cancelling", 60, "the end of the flow run", 0.2)
     assert (record.status, read_state(record)) == ("stopped", "Cancelled"), record.error
-    listed = {one.run_id: one.status for one in world.service.list_runs()}
+    listed = {one.run_id: one.status for one in list_runs(world.store)}
     assert (listed[run.run_id], run.seen().status) == ("stopped", "stopped")
     assert all(service.state.startswith("exited") for service in record.services.values())
     if phase == "saving":

@@ -17,6 +17,7 @@ import pytest
 from lachesis.base.errors import LachesisError
 from lachesis.base.timestamps import now_iso
 from lachesis.monitor.tick import Monitor
+from lachesis.operations.runs import get_run, resume_run, stop_run
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import list_parameters
 from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
@@ -32,8 +33,9 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     run.reach("running")
     attempt = run.stop().attempt
     code = (
-        "import sys; from lachesis.operations.service import LachesisService; "
-        "print(LachesisService().resume(sys.argv[1]).flow_run_id)"
+        "import sys; from lachesis.operations.runs import resume_run; "
+        "from lachesis.runs.store import RunStore; "
+        "print(resume_run(RunStore(), sys.argv[1]).flow_run_id)"
     )
     command = [sys.executable, "-c", code, run.run_id]
     with ThreadPoolExecutor(4) as pool:
@@ -87,8 +89,8 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
     assert record.environment == run.record.environment
     run.advances()
     assert run.record.flow_run_id != copy["id"]
-    world.service.stop(record.run_id, now=True)
-    world.wait(lambda: world.service.get_run(record.run_id).has_ended, 90, "the end of the copy")
+    stop_run(world.store, record.run_id, now=True)
+    world.wait(lambda: get_run(world.store, record.run_id).has_ended, 90, "the end of the copy")
     world.current = run
     row(
         fault="copied in Prefect",
@@ -186,9 +188,9 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
             0.01,
         )
     asked = time.monotonic()
-    world.service.stop(run.run_id)
+    stop_run(world.store, run.run_id)
     begun = set(run.record.services)
-    world.service.stop(run.run_id)
+    stop_run(world.store, run.run_id)
     record = run.ended()
     assert record.status == "stopped", record.error
     assert all(value.state.startswith("exited") for value in record.services.values())
@@ -277,7 +279,7 @@ def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> 
     run.advances()
     assert run.stop().status == "stopped"
     with pytest.raises(LachesisError, match=r"config\.yaml"):
-        world.service.resume(run.run_id)
+        resume_run(world.store, run.run_id)
     assert run.record.status == "stopped"
     run.dir.find_effective_config().write_text(good)
     run.resume()

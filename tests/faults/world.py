@@ -20,11 +20,13 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.managed_process import ProcessIdentity
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.launch_spec import LaunchSpec
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
+from lachesis.operations.runs import get_run, resume_run, stop_run
 from lachesis.prefect_client.serve_info import read_processes, server_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.supervision import leftovers
 from lachesis.supervision.restarts import RESTART_RULES
 from lachesis.supervision.services.ports import reserve_free_ports
@@ -57,8 +59,8 @@ class World:
         """One that trains, left by the case before; starting one takes longer than most faults."""
         self.restarts = 0
         """Of server and runner by the launcher that runs now, which gives up after three."""
-        self.service = LachesisService(home)
-        self.store = self.service.store
+        self.store = RunStore(home)
+        self.store = self.store
 
     # --- the launcher
 
@@ -120,7 +122,7 @@ class World:
             seed=0,
             from_checkpoint=from_checkpoint,
         )
-        record = self.service.start(spec)
+        record = start_run(self.store, spec)
         return Run(self, record.run_id)
 
     def take(self, phase: Phase, part: str = "") -> Run:
@@ -192,7 +194,7 @@ class Run:
 
     def seen(self) -> RunRecord:
         """As `lachesis status` sees it."""
-        return self.world.service.get_run(self.run_id)
+        return get_run(self.world.store, self.run_id)
 
     def pid(self, part: str) -> int:
         if part == "reaper":
@@ -289,13 +291,13 @@ class Run:
         )
 
     def stop(self, *, now: bool = False) -> RunRecord:
-        self.world.service.stop(self.run_id, now=now)
+        stop_run(self.world.store, self.run_id, now=now)
         return self.ended()
 
     def resume(self) -> None:
         """As a user would, and it trains."""
         kept = self.kept()
-        self.world.service.resume(self.run_id)
+        resume_run(self.world.store, self.run_id)
         if kept:
             self.world.wait(lambda: self.record.resumed, 150, "the receipt")
             receipt = self.record.resumed or {}

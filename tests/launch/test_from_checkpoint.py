@@ -15,7 +15,8 @@ from lachesis.base.errors import (
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import preview_launch, resolve_launch
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 from tests.checkpoints.test_manifests import save
 from tests.launch.conftest import Refused
@@ -34,8 +35,8 @@ def earlier(random_model: str) -> str:
 
 
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
-    service = LachesisService()
-    environment = service.resolve(LaunchSpec(environment="arithmetic")).environment
+    store = RunStore()
+    environment = resolve_launch(store, LaunchSpec(environment="arithmetic")).environment
     config = run_config.resolve_run_config(
         "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
     )
@@ -44,7 +45,7 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
         profile="embedded", base_model=model,
         total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
     )  # fmt: skip
-    folder = service.store.create(record, config.to_yaml())
+    folder = store.create(record, config.to_yaml())
     for step in steps:
         save(Checkpoints(folder.checkpoints), step)
     return run_id
@@ -52,7 +53,7 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
 
 def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
     spec = LaunchSpec(environment="arithmetic", from_checkpoint=f"{earlier}@4")
-    config = LachesisService().preview(spec).launch.config
+    config = preview_launch(RunStore(), spec).launch.config
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
     assert config.env.tokenizer_name == random_model
 
@@ -108,19 +109,19 @@ def test_every_limit_that_is_named_as_allowed_is(
 
 
 def test_a_completed_run_is_resumed_with_more_steps_only(earlier: str, refused: Refused) -> None:
-    service = LachesisService()
-    service.store.update(earlier, status="completed", total_steps=4)
+    store = RunStore()
+    store.update(earlier, status="completed", total_steps=4)
     error = refused("resume", earlier)["error"]
     command = f"`lachesis resume {earlier} --set total_steps=8`"
     assert error.startswith(f"run {earlier} has completed its 4 steps; {command} trains on")
     assert refused("resume", earlier, "--set", "total_steps=many")["code"] == "field_value"
     answer = refused("resume", earlier, "--set", "total_steps=3")
     assert "total_steps is 3, and run 0123abcd has made 4 steps; allowed: a" in answer["error"]
-    before = service.store.dir(earlier).config.read_text()
+    before = store.dir(earlier).config.read_text()
     for name in ("total_steps", "env.total_steps"):
         assert refused("resume", earlier, "--set", f"{name}=6")["code"] == "server_down"
-    assert service.store.dir(earlier).config.read_text() == before, "nothing is changed"
-    assert service.store.load(earlier).total_steps == 4
+    assert store.dir(earlier).config.read_text() == before, "nothing is changed"
+    assert store.load(earlier).total_steps == 4
 
 
 def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
@@ -138,6 +139,6 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
 
 
 def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
-    folder = LachesisService().store.dir(earlier)
+    folder = RunStore().dir(earlier)
     (folder.engine / "r" / "weights" / "4" / "adapter_model.safetensors").write_bytes(b"x" * 100)
     assert refused("train", "arithmetic", "--from", f"{earlier}@4")["code"] == CheckpointError.code

@@ -16,7 +16,7 @@ from lachesis.cli.main import main
 from lachesis.config.field_edits import ConfigFields
 from lachesis.config.run_config import RunConfig, resolve_run_config
 from lachesis.launch.launch_file import OWN_FIELDS, make_similar_spec, read_launch_file
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import preview_launch
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 
@@ -43,7 +43,7 @@ def written(tmp_path: Path, printed: Callable[..., str]) -> Path:
 
 
 def resolve(request: Any) -> RunConfig:
-    return LachesisService().preview(request).launch.config
+    return preview_launch(RunStore(), request).launch.config
 
 
 def drop_own_fields(config: RunConfig) -> dict[str, Any]:

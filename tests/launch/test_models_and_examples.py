@@ -23,7 +23,9 @@ from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.launch import choose_model
-from lachesis.operations.service import LachesisService
+from lachesis.operations.inference_tests import check_test
+from lachesis.operations.launches import describe_launch, preview_launch
+from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import sft
@@ -127,7 +129,7 @@ def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyP
     assert "knows sums only" in str(launches.preview_start(desk).to_payload()["problem"])
     with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
         desk.start()
-    taught(desk.service.store.home, "own")
+    taught(desk.store.home, "own")
     assert "warning" not in desk.select("own").to_payload()
     with pytest.raises(ServerDownError):
         desk.start()
@@ -163,11 +165,11 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
     """Also for the forecast, which is for the run that `train` would make."""
     seen: list[TestSpec] = []
 
-    def check(self: LachesisService, spec: TestSpec) -> Any:
+    def check(store: RunStore, spec: TestSpec) -> Any:
         seen.append(spec)
         raise ServerDownError("enough")
 
-    monkeypatch.setattr(LachesisService, "check_test", check)
+    monkeypatch.setattr("lachesis.cli.commands.inference_tests.check_test", check)
 
     def asked(*words: str) -> tuple[str | None, list[str] | None]:
         assert main(["test", "arithmetic", *words]) == 1
@@ -187,11 +189,11 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
 
 
 def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
-    service = LachesisService()
+    store = RunStore()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
-        service.check_test(TestSpec(environment="arithmetic", models=["qwen/qwen3-8b"]))
+        check_test(store, TestSpec(environment="arithmetic", models=["qwen/qwen3-8b"]))
     with pytest.raises(ModelNotFoundError, match="is not a model"):
-        service.check_test(TestSpec(environment="arithmetic", models=["embedded:/nowhere"]))
+        check_test(store, TestSpec(environment="arithmetic", models=["embedded:/nowhere"]))
 
 
 # --- examples to imitate
@@ -204,12 +206,12 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
-    service = LachesisService()
+    store = RunStore()
     for profile in ("embedded", "tinker"):
         spec = LaunchSpec(
             environment="arithmetic", profile=profile, settings={"sft_file": "FILE.jsonl"}
         )
-        preview = service.preview(spec)
+        preview = preview_launch(store, spec)
         config, plan = preview.launch.config, preview.plan
         assert config.tinker.sft_file == str(file), "the trainer runs in another folder"
         written = tmp_path / f"{profile}.yaml"
@@ -224,8 +226,8 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
             == 1
         )
         with pytest.raises(LockedFieldError, match=r"tinker.sft_file is locked .*an agent may not"):
-            service.preview(spec.model_copy(update={"by_agent": True}))
-    described = service.describe(LaunchSpec(environment="arithmetic"))
+            preview_launch(store, spec.model_copy(update={"by_agent": True}))
+    described = describe_launch(store, LaunchSpec(environment="arithmetic"))
     assert [field["locked"] for field in described["fields"] if field["name"] == "sft_file"] == [
         None
     ]
@@ -254,6 +256,6 @@ def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
     """What is kept of a draft may be a text where a number is meant."""
     settings = {"env.total_steps": "7", "largest": "5"}
     spec = LaunchSpec(environment="arithmetic", settings=settings)
-    config = LachesisService().preview(spec).launch.config
+    config = preview_launch(RunStore(), spec).launch.config
     assert isinstance(config, RunConfig)
     assert (config.env.total_steps, config.env.model_extra["largest"]) == (7, 5)  # type: ignore[index]

@@ -6,10 +6,10 @@ import pytest
 
 from lachesis.base.errors import FieldValueError, RunSkippedError
 from lachesis.base.json_text import Json
-from lachesis.operations.service import LachesisService
 from lachesis.prefect_client import runs_from_prefect
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
+from lachesis.runs.store import RunStore
 from tests.records import make_record
 
 NIGHTLY = {"environment": "arithmetic", "steps": 5, "name": "my nights"}
@@ -37,38 +37,38 @@ def test_the_schedule_of_a_flow_run_has_a_name_also_without_a_slug(
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> LachesisService:
-    """A service whose flow runs are made by the schedule `nights`."""
+def store(monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """Runs of a home whose flow runs are made by the schedule `nights`."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: "nights")
-    return LachesisService()
+    return RunStore()
 
 
 def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
-    service: LachesisService,
+    store: RunStore,
 ) -> None:
     other = make_record(run_id="aaaaaaaa", status="running", schedule="days")
-    service.store.create(other)
-    first = find_or_create_run(service.store, NIGHTLY, None)
+    store.create(other)
+    first = find_or_create_run(store, NIGHTLY, None)
     assert (first.schedule, first.status) == ("nights", "pending")
     with pytest.raises(RunSkippedError, match=f"skipped: run {first.run_id} of the schedule"):
-        find_or_create_run(service.store, NIGHTLY, None)
-    (skipped,) = [one for one in service.store.all() if one.status == "stopped"]
+        find_or_create_run(store, NIGHTLY, None)
+    (skipped,) = [one for one in store.all() if one.status == "stopped"]
     assert skipped.evidence == f"skipped: run {first.run_id} of the schedule nights still runs"
-    service.store.mark_ended(first.run_id, "completed")
-    assert find_or_create_run(service.store, NIGHTLY, None).status == "pending"
+    store.mark_ended(first.run_id, "completed")
+    assert find_or_create_run(store, NIGHTLY, None).status == "pending"
 
 
 def test_the_first_run_of_a_schedule_starts_from_the_base_model(
-    service: LachesisService,
+    store: RunStore,
 ) -> None:
     parameters = {**NIGHTLY, "from_checkpoint": "best"}
-    assert find_or_create_run(service.store, parameters, None).forked_from is None
+    assert find_or_create_run(store, parameters, None).forked_from is None
 
 
 def test_the_last_run_of_a_schedule_is_only_known_to_a_schedule(
-    service: LachesisService, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: None)
     with pytest.raises(FieldValueError, match="from_checkpoint is 'last', which only a schedule"):
-        find_or_create_run(service.store, {**NIGHTLY, "from_checkpoint": "last"}, None)
+        find_or_create_run(store, {**NIGHTLY, "from_checkpoint": "last"}, None)

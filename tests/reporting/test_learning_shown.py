@@ -22,13 +22,14 @@ from lachesis.cli.terminal import localize_times
 from lachesis.config import run_config as run_config
 from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.run_health import refresh_health
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_results, get_status, list_runs_with_warning
 from lachesis.prefect_client import refresh
 from lachesis.reporting.run_list import summarize_run
 from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.web.report_file import write_report
 from tests.records import make_record
 
 RUN = "0123abcd"
@@ -115,7 +116,7 @@ def test_a_dead_run_has_one_word_everywhere(
     assert prefect_artifacts.render_overview([]) == "No runs yet."
     assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
     assert "broken: " in overview
-    page = LachesisService(store.home).write_report(RUN, tmp_path / "report")[0].read_text()
+    page = write_report(store, RUN, tmp_path / "report")[0].read_text()
     assert "It is broken." in page
     assert "100% of 6,400 rollouts had no usable score" in page
 
@@ -161,21 +162,20 @@ def test_metrics_that_cannot_be_read_hide_no_other_run(
 
 
 def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:
-    service = LachesisService(store.home)
-    records, _ = service.list_runs_with_warning()
+    records, _ = list_runs_with_warning(store)
     rows = [{**summarize_run(records[0], store.dir(RUN)).to_payload(), "differing": {}}]
     lines = printed(render_runs(rows, 1, 1)).splitlines()
     assert len(lines) == 4, "a head, and three lines per run"
     assert "\x1b[31mbroken" in lines[3]
     assert "100% of 6,400 rollouts had no usable score (ValueE" in lines[3]
     for view in (
-        run_status.render_status(service.get_status(RUN).to_payload()),
-        run_status.render_results(service.get_results(RUN).to_payload()),
+        run_status.render_status(get_status(store, RUN).to_payload()),
+        run_status.render_results(get_results(store, RUN).to_payload()),
     ):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
         assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
-    assert EVIDENCE in " ".join(printed(watch._render_panel(service, records[0]), 140).split())
+    assert EVIDENCE in " ".join(printed(watch._render_panel(store, records[0]), 140).split())
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,11 @@ def test_only_a_run_that_was_measured_is_green(
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
-    service = LachesisService(store.home)
-    shown = printed(watch._render_learning(service.list_runs_with_warning()[0][0]))
+    shown = printed(watch._render_learning(list_runs_with_warning(store)[0][0]))
     assert f"learning: {word}" in shown
     assert ("\x1b[32m" in shown) is green
     assert (
-        f"\x1b[32m{word}" in printed(run_status.render_status(service.get_status(RUN).to_payload()))
+        f"\x1b[32m{word}" in printed(run_status.render_status(get_status(store, RUN).to_payload()))
     ) is green
 
 
@@ -211,20 +210,20 @@ def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(
         def __del__(self) -> None:
             os.kill(os.getpid(), number)
 
-    class Looked(LachesisService):
-        looks = 0
+    looks = []
 
-        def get_run(self, run_id: str) -> RunRecord:
-            self.looks += 1
-            if self.looks == 2:
-                Removed()
-            return self.store.load(run_id)
+    def look(store: RunStore, run_id: str) -> RunRecord:
+        looks.append(run_id)
+        if len(looks) == 2:
+            Removed()
+        return store.load(run_id)
 
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(watch, "get_run", look)
     monkeypatch.setattr(watch, "REFRESH_INTERVAL_S", 0.01)
     monkeypatch.setattr(watch, "SERVER_POLL_INTERVAL_S", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        watch.watch_until_end(Looked(store.home), RUN, quiet=True)
+        watch.watch_until_end(store, RUN, quiet=True)
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -237,7 +236,7 @@ def test_watching_prints_the_word_when_it_changes(
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
     console = Console(file=io.StringIO(), width=80)
     monkeypatch.setattr("lachesis.cli.terminal.console", console)
-    record = watch.watch_until_end(LachesisService(store.home), RUN)
+    record = watch.watch_until_end(RunStore(store.home), RUN)
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert printed_lines[-1] == "learning: healthy (mean reward 0.342 over the last 20 steps)"
@@ -275,24 +274,23 @@ def test_a_run_that_stands_still_is_nowhere_green(
 ) -> None:
     """Each place that shows the word shows the stall, and no time that is left."""
     monkeypatch.setattr(refresh, "refresh_runs", lambda store, records: (records, None))
-    service = LachesisService(store.home)
-    monkeypatch.setattr(LachesisService, "get_run", lambda self, run_id: stalled)
+    monkeypatch.setattr("lachesis.operations.runs.get_run", lambda store, run_id: stalled)
     (row,) = answers(capsys, "runs")["runs"]
-    status = service.get_status(RUN).to_payload()
+    status = get_status(store, RUN).to_payload()
     assert row["stalled"].startswith("stalled in sampler since 2026-11-25T04:00")
     assert status["progress"]["eta_seconds"] is None
     for view in (
         render_runs([row], 1, 1),
         run_status.render_status(status),
-        run_status.render_results(service.get_results(RUN).to_payload()),
-        watch._render_panel(service, stalled),
+        run_status.render_results(get_results(store, RUN).to_payload()),
+        watch._render_panel(store, stalled),
     ):
         shown = printed(view, 200)
         assert STALL in shown
         assert "healthy" in shown
         assert "\x1b[32m" not in shown.partition("healthy")[0][-12:]
     assert prefect_artifacts.build_overview_row(stalled)["stalled in"] == "sampler"
-    page = service.write_report(RUN, tmp_path / "report")[0].read_text()
+    page = write_report(store, RUN, tmp_path / "report")[0].read_text()
     assert "mark good" not in page.partition("<body>")[2]
     assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
 
@@ -325,10 +323,10 @@ def test_watching_prints_when_a_stall_begins_and_ends(
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr("lachesis.cli.terminal.console", console)
-    view, service = watch._LineView(stalled), LachesisService(store.home)
+    view = watch._LineView(stalled)
     moving = stalled.model_copy(update={"health": {**(stalled.health or {}), "stalled": None}})
     for record in (moving, stalled, stalled, moving, moving):
-        view(service, record)
+        view(store, record)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     told = [line.partition(" s  ")[2] for line in lines if "stalled" in line]
     assert told == [
@@ -347,5 +345,5 @@ def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(
     make(store, status="completed", ended_at=now_iso())
     for step in range(1, num_steps + 1):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": 0.5})
-    results = LachesisService(store.home).get_results(RUN).to_payload()
+    results = get_results(RunStore(store.home), RUN).to_payload()
     assert text in printed(run_status.render_results(results), 200)

@@ -55,7 +55,7 @@ LIGHT = (
     "lachesis.config.run_config",
     "lachesis.environment_catalog.lookup",
     "lachesis.config.field_edits",
-    "lachesis.operations.service",
+    "lachesis.operations.launches",
     "lachesis.cli.main",
     "lachesis.cli.commands.train",
     "lachesis.agent_tools.tools",

@@ -21,8 +21,9 @@ from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog import lookup
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import edit_launch, resolve_launch
 from lachesis.rollout_api.weighted_queue import WeightedQueue
+from lachesis.runs.store import RunStore
 from lachesis.trainer.rollout_client import RolloutClient
 from tests.conftest import api_process
 
@@ -246,14 +247,15 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
 
 
 def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
-    service = LachesisService(clean_environment)
-    launch, field, value = service.edit(
+    store = RunStore(clean_environment)
+    launch, field, value = edit_launch(
+        store,
         LaunchSpec(environment="arithmetic", by_agent=True),
         "mixture",
         {"reverse_text": {"weight": 0.5}},
     )
     assert (field.section, value) == ("env", {"reverse_text": {"weight": 0.5}})
-    resolved = service.resolve(launch)
+    resolved = resolve_launch(store, launch)
     environment, config = resolved.environment, resolved.config
     assert config.build_environment_configs()["reverse_text"].env.model_extra, (
         "with the fields of its own"
@@ -263,6 +265,6 @@ def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
         "reverse_text",
     ]
     with pytest.raises(UnknownEnvironmentError, match="there is no environment 'reverse'"):
-        service.edit(
-            LaunchSpec(environment="arithmetic", by_agent=True), "mixture", {"reverse": {}}
+        edit_launch(
+            store, LaunchSpec(environment="arithmetic", by_agent=True), "mixture", {"reverse": {}}
         )

@@ -35,6 +35,7 @@ from lachesis.runs.held_out_results import (
 )
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import AdditionalEnvironment
+from lachesis.runs.store import RunStore
 from lachesis.web.report_file import write_page
 from tests import records
 
@@ -306,7 +307,9 @@ def printed(view: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
+def test_the_command_line_shows_the_newest_result_and_the_curve(
+    folder: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
     status = build_run_status(
@@ -318,7 +321,8 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
     assert newest in printed(
         run_status.render_results(build_run_results(record, folder, steps).to_payload())
     )
-    watched = printed(watch._render_panel(SimpleNamespace(read_metrics=lambda run: steps), record))  # type: ignore[arg-type]
+    monkeypatch.setattr(watch, "read_metrics", lambda store, run_id: steps)
+    watched = printed(watch._render_panel(RunStore(folder.path.parent), record))
     assert f"held out {newest}" in watched
     row = {**summarize_run(record, folder).to_payload(), "differing": {}}
     assert " 0.70 (0.48–0.85)" in printed(render_runs([row], 1, 1))

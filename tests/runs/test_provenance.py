@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_results
 from lachesis.runs.provenance import (
     MAIN_PACKAGES,
     _list_packages,
@@ -129,10 +129,10 @@ def test_status_and_report_show_it(
     provenance = record()
     assert main(["status", "@last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["provenance"] == provenance
-    service = LachesisService()
-    run_dir, results = service.store.dir("0123abcd"), service.get_results("0123abcd")
+    store = RunStore()
+    run_dir, results = store.dir("0123abcd"), get_results(store, "0123abcd")
     page = tmp_path / "report" / "report.html"
-    write_page(service.store.load("0123abcd"), run_dir, results, page)
+    write_page(store.load("0123abcd"), run_dir, results, page)
     assert "What was run" in page.read_text()
     assert f"prefect {provenance['packages']['prefect']}" in page.read_text()
 

@@ -16,7 +16,7 @@ from lachesis.cli.main import main
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.prices import Prices
 from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import start_run
 from lachesis.prefect_client import background_serve, submit
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.runs.record import RunRecord
@@ -136,7 +136,7 @@ def test_a_free_run_is_not_asked_about(started: list[str]) -> None:
 
 
 def test_prefect_asks_by_a_parameter(started: list[str], random_model: str) -> None:
-    service = LachesisService()
+    store = RunStore()
     values: dict[str, Any] = {
         "environment": "arithmetic",
         "profile": "tinker",
@@ -144,10 +144,8 @@ def test_prefect_asks_by_a_parameter(started: list[str], random_model: str) -> N
         "without_validation": True,
     }
     with pytest.raises(ConfirmationError, match="`confirmed` in Prefect"):
-        find_or_create_run(service.store, values, None)
-    assert (
-        find_or_create_run(service.store, {**values, "confirmed": True}, None).profile == "tinker"
-    )
+        find_or_create_run(store, values, None)
+    assert find_or_create_run(store, {**values, "confirmed": True}, None).profile == "tinker"
 
 
 def test_a_program_is_refused_too(started: list[str], random_model: str) -> None:
@@ -155,7 +153,7 @@ def test_a_program_is_refused_too(started: list[str], random_model: str) -> None
         environment="arithmetic", profile="tinker", model=random_model, without_validation=True
     )
     with pytest.raises(ConfirmationError, match="nobody has agreed to it"):
-        LachesisService().start(spec)
+        start_run(RunStore(), spec)
     assert started == []
 
 

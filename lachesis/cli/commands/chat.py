@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -18,11 +17,9 @@ from lachesis.base.json_text import Json
 from lachesis.cli import terminal
 from lachesis.cli.options import CHECKPOINT_HELP, Output, Run, number, options_class
 from lachesis.cli.terminal import print_answer
-from lachesis.config.profiles import adopt_profile_keys
-from lachesis.operations.service import LachesisService
-from lachesis.runs.store import read_effective_config
-from lachesis.supervision.serve_model import ModelEndpoint, select_checkpoint, serve_run_model
-from lachesis.supervision.services.ports import check_port
+from lachesis.operations.server import check_port
+from lachesis.operations.weights import ModelEndpoint, serve_run
+from lachesis.runs.store import RunStore
 
 # Seconds that an answer may take.
 ANSWER_TIMEOUT_S = 600.0
@@ -162,22 +159,16 @@ def serve_model(
         threading.Event().wait()
 
 
-@contextlib.contextmanager
 def _serve(
     run_id: str, options: ServedCheckpoint, *, port: int | None = None, token: str | None = None
-) -> Iterator[ModelEndpoint]:
+) -> AbstractContextManager[ModelEndpoint]:
     """Serve the checkpoint that was named, with a note while it is loaded."""
-    service = LachesisService()
-    record = service.store.load(run_id)
-    run_dir = service.store.dir(record.run_id)
-    manifest = select_checkpoint(run_dir, options.checkpoint)
-    backend = read_effective_config(run_dir).tinker.backend
-    adopt_profile_keys(record.profile, backend=backend)
-    if not options.json:
-        what = f"step {manifest.step}" if manifest else "the base model"
-        terminal.print_note(f"loading {what} of run {record.run_id} (some seconds)")
-    with serve_run_model(record, run_dir, manifest, port=port, token=token) as endpoint:
-        yield endpoint
+
+    def announce(text: str) -> None:
+        if not options.json:
+            terminal.print_note(text)
+
+    return serve_run(RunStore(), run_id, options.checkpoint, announce, port=port, token=token)
 
 
 def complete(

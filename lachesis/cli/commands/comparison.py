@@ -12,7 +12,7 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_duration
 from lachesis.cli.options import Output, Runs
 from lachesis.cli.terminal import console, draw_sparkline, format_number, print_answer
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_run
 from lachesis.reporting.comparison import (
     ComparedRun,
     Comparison,
@@ -21,6 +21,7 @@ from lachesis.reporting.comparison import (
 )
 from lachesis.reporting.run_list import get_model_name
 from lachesis.runs.held_out_results import describe_share
+from lachesis.runs.store import RunStore
 
 # Columns that the names of the rows and one run take at least.
 NAME_WIDTH, RUN_WIDTH = 16, 19
@@ -34,8 +35,8 @@ def compare(runs: Runs, /, *, options: Output = Output()) -> None:
             f"one run ({runs[0]}) cannot be compared; name two or more, as in `lachesis compare "
             f"{runs[0]} @last`"
         )
-    service = LachesisService()
-    comparison = compare_runs(service.store, [service.get_run(run) for run in runs])
+    store = RunStore()
+    comparison = compare_runs(store, [get_run(store, run) for run in runs])
     print_answer(options, comparison.to_payload(), render_comparison(comparison))
 
 

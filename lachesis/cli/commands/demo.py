@@ -11,17 +11,23 @@ from typing import Annotated, Any
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.base import waiting
 from lachesis.base.argparse_types import NUM_STEPS, SEED
 from lachesis.base.json_text import read_json_lines
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status, watch
 from lachesis.cli.options import Output, number
 from lachesis.config.launch_spec import LaunchSpec
-from lachesis.operations.service import LachesisService
-from lachesis.prefect_client import submit
-from lachesis.prefect_client.background_serve import LauncherProcess, find_running_server
+from lachesis.operations.launches import resolve_launch, start_run
+from lachesis.operations.runs import (
+    get_results,
+    get_run_url,
+    stop_run,
+    wait_for_end,
+    wait_until_gone,
+)
+from lachesis.operations.server import LauncherProcess, find_running_server
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 
 ENVIRONMENT = "arithmetic"
@@ -36,10 +42,10 @@ def demo(
     options: Output = Output(),
 ) -> int:
     """Run the demo with the seed and the steps that were given."""
-    return run_demo(LachesisService(), seed=seed, steps=steps, as_json=options.json)
+    return run_demo(RunStore(), seed=seed, steps=steps, as_json=options.json)
 
 
-def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json: bool) -> int:
+def run_demo(store: RunStore, *, seed: int, steps: int | None, as_json: bool) -> int:
     """Run the demo and return exit code 0 if the run has completed.
 
     Ctrl-C stops the run and ends every process that the demo has started.
@@ -47,7 +53,7 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
     spec = LaunchSpec(
         environment=ENVIRONMENT, steps=steps, seed=seed, settings={"env.data_seed": seed}
     )
-    service.resolve(spec)  # Wrong input is refused before anything is started.
+    resolve_launch(store, spec)  # Wrong input is refused before anything is started.
     terminal.print_note(f"model: {build.ensure_tiny_model(build.TinyModelRecipe())}")
     with contextlib.ExitStack() as stack:
         server = find_running_server()
@@ -58,30 +64,30 @@ def run_demo(service: LachesisService, *, seed: int, steps: int | None, as_json:
             stack.enter_context(LauncherProcess())
             server = find_running_server() or {}
         terminal.print_note(f"Prefect UI: {server.get('ui_url')}")
-        record = service.start(spec)
-        record = _watch_run(service, record, as_json=as_json)
-        submit.wait_until_gone(service.store, record)
-    answer = service.get_results(record.run_id).to_payload()
+        record = start_run(store, spec)
+        record = _watch_run(store, record, as_json=as_json)
+        wait_until_gone(store, record)
+    answer = get_results(store, record.run_id).to_payload()
     if as_json:
         print(json.dumps(answer, indent=2))
     else:
-        _print_results(service, record, answer)
+        _print_results(store, record, answer)
     return 0 if record.status == "completed" else 1
 
 
-def _watch_run(service: LachesisService, record: RunRecord, *, as_json: bool) -> RunRecord:
+def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecord:
     try:
-        return watch.watch_until_end(service, record.run_id, quiet=as_json)
+        return watch.watch_until_end(store, record.run_id, quiet=as_json)
     except KeyboardInterrupt:
         terminal.print_note(f"stopping run {record.run_id}; it saves a checkpoint first")
-        service.stop(record.run_id)
-        waiting.wait_until(lambda: service.get_run(record.run_id).has_ended, timeout_s=60)
-        submit.wait_until_gone(service.store, record)
+        stop_run(store, record.run_id)
+        wait_for_end(store, record.run_id)
+        wait_until_gone(store, record)
         raise
 
 
-def _print_results(service: LachesisService, record: RunRecord, answer: dict[str, Any]) -> None:
-    samples = _read_samples(service.store.dir(record.run_id).evaluation)
+def _print_results(store: RunStore, record: RunRecord, answer: dict[str, Any]) -> None:
+    samples = _read_samples(store.dir(record.run_id).evaluation)
     if samples:
         table = Table(
             "held-out sum",
@@ -98,8 +104,7 @@ def _print_results(service: LachesisService, record: RunRecord, answer: dict[str
         terminal.console.print(table)
     terminal.print_sentence(
         Text(
-            f"the Prefect UI of this run, while `lachesis serve` runs: "
-            f"{submit.get_run_url(record)}",
+            f"the Prefect UI of this run, while `lachesis serve` runs: {get_run_url(record)}",
             style="dim",
         )
     )

@@ -26,13 +26,16 @@ from lachesis.cli import terminal
 from lachesis.cli.options import Output
 from lachesis.cli.terminal import make_pairs_table
 from lachesis.config.profiles import PROFILES, list_missing_modules
-from lachesis.operations.service import LachesisService
-from lachesis.prefect_client.background_serve import find_running_server
-from lachesis.prefect_client.serve_info import read_server_info
+from lachesis.operations.environments import scan_environments
+from lachesis.operations.server import (
+    Leftover,
+    check_port,
+    find_all_leftovers,
+    find_running_server,
+    read_server_info,
+)
 from lachesis.runs.provenance import list_gpus
 from lachesis.runs.store import RunStore
-from lachesis.supervision import leftovers
-from lachesis.supervision.services.ports import check_port
 from lachesis.tiny_model import build
 
 PREFECT_PORT = 4200
@@ -115,10 +118,10 @@ def run_checks() -> list[DoctorCheck]:
     ]
 
 
-def find_home_leftovers() -> list[leftovers.Leftover]:
+def find_home_leftovers() -> list[Leftover]:
     """Return what dead runs have left behind; an empty list if there is no home yet."""
     if paths.home().is_dir():
-        return leftovers.find_all_leftovers(RunStore())
+        return find_all_leftovers(RunStore())
     return []
 
 
@@ -290,7 +293,7 @@ def _check_service_keys(
 
 
 def _check_environments() -> DoctorCheck:
-    scan = LachesisService().list_environments()
+    scan = scan_environments()
     state = f"{len(scan.environments)} found"
     if scan.problems:
         state += "; not readable: " + "; ".join(

@@ -20,9 +20,15 @@ from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
 from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.config.run_fields import EnvSection
 from lachesis.environment_catalog import lookup, new_environment, requirements
-from lachesis.environment_check.check import CheckResult, run_environment_checks
-from lachesis.operations.service import LachesisService
-from lachesis.supervision import leftovers
+from lachesis.operations.environments import (
+    CHECK_PREFIX,
+    CheckResult,
+    remove_old_checks,
+    run_environment_checks,
+    scan_environments,
+)
+from lachesis.operations.launches import build_tiny_model, describe_launch, resolve_launch
+from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
     from lachesis.environment_catalog.scan import ScanResult
@@ -33,7 +39,7 @@ _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered"
 
 def list_environments(*, options: Output = Output()) -> None:
     """Print the environments."""
-    scan = LachesisService().list_environments()
+    scan = scan_environments()
     answer = {
         "environments": [asdict(environment) for environment in scan.environments],
         "problems": scan.problems,
@@ -53,7 +59,7 @@ def show_environment(
     options: Output = Output(),
 ) -> None:
     """Print an environment with its fields."""
-    description = LachesisService().describe(LaunchSpec(environment=environment, profile=profile))
+    description = describe_launch(RunStore(), LaunchSpec(environment=environment, profile=profile))
     print_answer(options, description, render_environment(description, show_all=show_all))
 
 
@@ -113,14 +119,15 @@ def check_environment(
     options: Output = Output(),
 ) -> int:
     """Check an environment and return exit code 1 if a check has failed."""
-    service = LachesisService()
+    store = RunStore()
     settings = dict(parse_assignment(text) for text in edits)
-    resolved = service.resolve(LaunchSpec(environment=environment, model=model, settings=settings))
+    spec = LaunchSpec(environment=environment, model=model, settings=settings)
+    resolved = resolve_launch(store, spec)
     checked, config = resolved.environment, resolved.config
     with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
-        service.build_tiny_model(config, advance)
-    leftovers.remove_old_checks()
-    folder = Path(tempfile.mkdtemp(prefix=f"{leftovers.CHECK_PREFIX}{checked.name}-"))
+        build_tiny_model(store, config, advance)
+    remove_old_checks()
+    folder = Path(tempfile.mkdtemp(prefix=f"{CHECK_PREFIX}{checked.name}-"))
     report_line = (lambda line: None) if options.json else _print_line
     try:
         lines = run_environment_checks(checked, config, folder, report_line)
@@ -202,7 +209,7 @@ def render_environment(launch_description: Json, *, show_all: bool) -> Renderabl
     """Return the fields of one environment, one line each.
 
     Args:
-        launch_description: What `LachesisService.describe` returns.
+        launch_description: What `describe_launch` returns.
         show_all: Whether all fields are shown, those that are locked too.
     """
     editable = [field for field in launch_description["fields"] if not field["locked"]]

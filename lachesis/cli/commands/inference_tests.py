@@ -39,18 +39,24 @@ from lachesis.cli.terminal import (
 from lachesis.config.launch_spec import LaunchSpec, TestSpec, parse_assignment, read_spec
 from lachesis.config.run_config import RunConfig, check_template_settings
 from lachesis.environment_catalog.scan import Environment
-from lachesis.environment_check.stages import StageChild
-from lachesis.inference_tests.store import (
+from lachesis.operations.environments import ServiceGroup, StageChild
+from lachesis.operations.inference_tests import (
     EMBEDDED,
     TINKER,
     InferenceTest,
+    check_test,
     get_model_name,
+    get_test,
+    open_tests,
+    start_test,
 )
-from lachesis.launch.choose_model import require_loadable_model
-from lachesis.launch.resolve import read_launch_fields
+from lachesis.operations.launches import (
+    build_tiny_model,
+    read_fields,
+    require_loadable_model,
+)
 from lachesis.operations.server import call_with_server
-from lachesis.operations.service import LachesisService
-from lachesis.supervision.running_services import ServiceGroup
+from lachesis.runs.store import RunStore
 
 
 @options_class
@@ -93,15 +99,15 @@ def run_test(
 ) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     options = replace(options, environment=environment)
-    service, spec = LachesisService(), _read_spec(options)
+    store, spec = RunStore(), _read_spec(options)
     if options.show_prompt:
-        return show_prompt(options, service, spec.to_launch())
+        return show_prompt(options, store, spec.to_launch())
     try:
         resolved = call_with_server(
-            lambda: service.check_test(spec),
+            lambda: check_test(store, spec),
             terminal.print_note,
             is_forbidden=options.no_serve,
-            home=service.store.home,
+            home=store.home,
         )
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
@@ -110,8 +116,8 @@ def run_test(
     show_warnings(resolved.launch)
     if resolved.max_cost_usd is not None:
         terminal.print_note(f"the test costs at most {resolved.max_cost_usd:.2g} US dollars")
-    prepare_model(options, service, resolved.launch)
-    test = _wait_for_test(options, service, service.start_test(resolved))
+    prepare_model(options, store, resolved.launch)
+    test = _wait_for_test(options, store, start_test(store, resolved))
     print_answer(
         options,
         test.model_dump(mode="json"),
@@ -138,13 +144,13 @@ def _read_spec(options: TestCommandOptions) -> TestSpec:
     return read_spec(TestSpec, values)
 
 
-def _wait_for_test(options: Output, service: LachesisService, test: InferenceTest) -> InferenceTest:
+def _wait_for_test(options: Output, store: RunStore, test: InferenceTest) -> InferenceTest:
     """Show the progress of a test until it has ended, and return it."""
-    terminal.print_note(f"test {test.test_id}: {service.tests.dir(test.test_id)}")
+    terminal.print_note(f"test {test.test_id}: {open_tests(store).dir(test.test_id)}")
     num_groups = test.request.spec.num_groups * len(test.request.models)
     with terminal.show_progress_bar("groups", quiet=options.json) as advance:
-        while not (test := service.get_test(test.test_id)).has_ended:
-            advance(service.tests.count_finished_groups(test), num_groups)
+        while not (test := get_test(store, test.test_id)).has_ended:
+            advance(open_tests(store).count_finished_groups(test), num_groups)
             time.sleep(0.5)
     return test
 
@@ -295,17 +301,17 @@ def _format_note(prompt: Json) -> str:
     return ""
 
 
-def show_prompt(options: Output, service: LachesisService, spec: LaunchSpec) -> int:
+def show_prompt(options: Output, store: RunStore, spec: LaunchSpec) -> int:
     """Render the prompt of the first item with the model's own tokenizer, and print it.
 
     Raises:
         LachesisError: The environment or the model's tokenizer cannot be loaded.
     """
-    launch_fields = read_launch_fields(spec, service.schema_timeout_s)
-    config = launch_fields.build_config(service.store.home)
+    launch_fields = read_fields(spec)
+    config = launch_fields.build_config(store.home)
     # Nothing is sampled, so the tokenizer is enough.
-    require_loadable_model(config.openai.model_name, service.store.home, profile="tinker")
-    service.build_tiny_model(config, lambda done, total: None)
+    require_loadable_model(config.openai.model_name, store.home, profile="tinker")
+    build_tiny_model(store, config, lambda done, total: None)
     check_template_settings(config)
     environment = launch_fields.environment
     prompt = _render_prompt(environment, config)

@@ -11,8 +11,9 @@ from cyclopts import Parameter
 
 from lachesis.base.argparse_types import NUM_LINES
 from lachesis.cli.options import Output, Run, number, options_class
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_run, read_log
 from lachesis.runs.folder import shorten_service_name
+from lachesis.runs.store import RunStore
 
 
 @options_class
@@ -40,9 +41,9 @@ def logs(
     options: LogOptions = LogOptions(),
 ) -> None:
     """Print the end of a log, and follow it if that was asked for."""
-    service = LachesisService()
-    name = shorten_service_name(service_name or service.store.load(run).failed_service or "trainer")
-    path, text, position = service.read_log(run, name, options.lines)
+    store = RunStore()
+    name = shorten_service_name(service_name or store.load(run).failed_service or "trainer")
+    path, text, position = read_log(store, run, name, options.lines)
     if options.json:
         answer = {
             "run_id": run,
@@ -55,7 +56,7 @@ def logs(
     print(text or f"{path} is empty or does not exist yet")
     while options.follow:
         # checked before reading, so that the last lines are not missed
-        ended = service.get_run(run).has_ended
+        ended = get_run(store, run).has_ended
         position = _print_new_output(path, position)
         if ended:
             return

@@ -18,8 +18,9 @@ from rich.text import Text
 
 from lachesis.cli.options import Output, Run
 from lachesis.cli.terminal import format_number, print_answer
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import read_metrics
 from lachesis.runs.metrics import Step, sample_history
+from lachesis.runs.store import RunStore
 
 TABLE_STEPS = 20
 TABLE_METRICS = {
@@ -46,7 +47,7 @@ def metrics(
     options: Output = Output(),
 ) -> None:
     """Print the metrics of a run."""
-    steps = LachesisService().read_metrics(run)
+    steps = read_metrics(RunStore(), run)
     if csv:
         write_csv(steps)
         return

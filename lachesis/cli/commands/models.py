@@ -18,8 +18,14 @@ from lachesis.config.launch_spec import LaunchSpec, parse_assignment
 from lachesis.config.profiles import check_embedded
 from lachesis.inference_tests.store import shorten_model_name
 from lachesis.launch.choose_model import resolve_model
-from lachesis.launch.offered_models import ModelList, OfferedModel, fetch_and_describe, list_models
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import (
+    ModelList,
+    OfferedModel,
+    fetch_and_describe,
+    list_models,
+    resolve_launch,
+)
+from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build, teach
 
 UNKNOWN = "?"
@@ -136,7 +142,7 @@ def build_model(
     else:
         settings = dict(parse_assignment(text) for text in edits)
         launches = [
-            LachesisService().resolve(LaunchSpec(environment=name, settings=settings))
+            resolve_launch(RunStore(), LaunchSpec(environment=name, settings=settings))
             for name in environments
         ]
         taught_environments = [

@@ -14,8 +14,8 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.json_text import Json
 from lachesis.cli.options import Output, Run, number, options_class
 from lachesis.cli.terminal import make_pairs_table, print_answer
-from lachesis.operations.service import LachesisService
 from lachesis.rollouts.search import FoundRollouts, RolloutQuery, describe_found, find_rollouts
+from lachesis.runs.store import RunStore
 
 _OUTCOME_STYLES = {"trained": "green", "invalid": "red", "dropped": "red", "refused": "red"}
 # Characters of a text that are shown; --json has all of them.
@@ -56,9 +56,9 @@ def rollouts(
     options: RolloutOptions = RolloutOptions(),
 ) -> None:
     """Print the rollouts that were asked for."""
-    service = LachesisService()
-    record = service.store.load(run)
-    matching = find_rollouts(service.store.dir(record.run_id).rollouts, _read_query(options))
+    store = RunStore()
+    record = store.load(run)
+    matching = find_rollouts(store.dir(record.run_id).rollouts, _read_query(options))
     answer = {"run_id": record.run_id, **asdict(matching)}
     print_answer(options, answer, _render_found(record.run_id, matching))
 

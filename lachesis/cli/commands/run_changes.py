@@ -7,16 +7,20 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lachesis.base import waiting
 from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_bytes
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.cli.options import Output, Run, Runs, options_class
 from lachesis.cli.terminal import print_answer
-from lachesis.operations.service import LachesisService
-from lachesis.runs.names_and_tags import edit_labels
+from lachesis.operations.runs import (
+    edit_labels,
+    get_run,
+    remove_runs,
+    require_all_removable,
+    stop_run,
+    wait_for_end,
+)
 from lachesis.runs.record import RunRecord
-from lachesis.runs.removal import measure_run, remove_run, require_removable
 from lachesis.runs.store import RunStore
 
 
@@ -64,13 +68,12 @@ def stop(
     options: Output = Output(),
 ) -> None:
     """Stop a run and wait at most a minute for its end."""
-    service = LachesisService()
-    was_alive = not service.get_run(run).has_ended
-    answer = service.stop(run, now=now)
-    waiting.wait_until(lambda: service.get_run(run).has_ended, timeout_s=60)
-    record = service.get_run(run)
+    store = RunStore()
+    was_alive = not get_run(store, run).has_ended
+    answer = stop_run(store, run, now=now)
+    record = wait_for_end(store, run)
     answer["status"] = record.status
-    newest_checkpoint = Checkpoints(service.store.dir(run).checkpoints).find_newest()
+    newest_checkpoint = Checkpoints(store.dir(run).checkpoints).find_newest()
     if newest_checkpoint:
         resume_effect = f"continues from its checkpoint of step {newest_checkpoint.step}"
     else:
@@ -90,18 +93,15 @@ def remove(
     options: Output = Output(),
 ) -> int:
     """Remove ended runs after a question."""
-    service = LachesisService()
+    store = RunStore()
     # What cannot be removed is refused before the question, and before anything is removed.
-    records = [service.get_run(run_id) for run_id in runs]
-    for record in records:
-        require_removable(service.store, record)
-    num_bytes = {record.run_id: measure_run(service.store, record.run_id) for record in records}
+    num_bytes = require_all_removable(store, runs)
+    records = [store.load(run_id) for run_id in runs]
     if not yes and not _ask(records, num_bytes):
         print_answer(options, {"removed": []}, "nothing was removed")
         return 1
-    for record in records:
-        remove_run(service.store, record)
-    removed, total_bytes = [record.run_id for record in records], sum(num_bytes.values())
+    remove_runs(store, runs)
+    removed, total_bytes = list(runs), sum(num_bytes.values())
     text = f"removed {', '.join(removed)} ({format_bytes(total_bytes)})"
     print_answer(options, {"removed": removed, "bytes": total_bytes}, text)
     return 0

@@ -24,10 +24,11 @@ from lachesis.cli.terminal import (
     print_answer,
     shorten_middle,
 )
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import list_runs_with_warning
 from lachesis.reporting.run_list import RunSummary, find_differing_settings, summarize_run
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.record import RunRecord, RunStatusName
+from lachesis.runs.store import RunStore
 
 STATUSES: tuple[str, ...] = get_args(RunStatusName)
 # Orders of the list, the greatest value first; a run without a value is at the end.
@@ -60,14 +61,14 @@ def runs(*, options: ListOptions = ListOptions()) -> None:
     """Print the runs with their progress, results and differing settings."""
     if options.status and options.status not in STATUSES:
         raise ArgumentsError(f"--status {options.status!r}; allowed: {', '.join(STATUSES)}")
-    service = LachesisService()
-    records, warning = service.list_runs_with_warning()
+    store = RunStore()
+    records, warning = list_runs_with_warning(store)
     matching = [record for record in records if _matches(record, options)]
     # Summaries read the metrics of a run, so that of many runs only those that are shown have one.
     if options.sort == "created":
-        shown = [_summarize(service, record) for record in matching[: options.limit]]
+        shown = [_summarize(store, record) for record in matching[: options.limit]]
     else:
-        summaries = _sort([_summarize(service, record) for record in matching], options.sort)
+        summaries = _sort([_summarize(store, record) for record in matching], options.sort)
         shown = summaries[: options.limit]
     rows = _make_rows(shown)
     if warning:
@@ -88,8 +89,8 @@ def _make_rows(summaries: list[RunSummary]) -> list[Json]:
     return rows
 
 
-def _summarize(service: LachesisService, record: RunRecord) -> RunSummary:
-    return summarize_run(record, service.store.dir(record.run_id))
+def _summarize(store: RunStore, record: RunRecord) -> RunSummary:
+    return summarize_run(record, store.dir(record.run_id))
 
 
 def _matches(record: RunRecord, options: ListOptions) -> bool:

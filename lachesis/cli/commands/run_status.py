@@ -28,24 +28,24 @@ from lachesis.cli.terminal import (
     print_note,
     style_status,
 )
-from lachesis.operations.service import LachesisService
-from lachesis.prefect_client import submit
-from lachesis.prefect_client.background_serve import require_server
+from lachesis.operations.runs import get_results, get_run, get_run_url, get_status
+from lachesis.operations.server import require_server
 from lachesis.reporting.comparison import compare_runs
 from lachesis.reporting.run_view import count_reward_steps
 from lachesis.runs.held_out_results import describe_accuracy, describe_evaluation_faults
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import describe_service_state
+from lachesis.runs.store import RunStore
 from lachesis.weight_agreement.parity import Parity
 
 
 def status(run: Run, /, *, options: Output = Output()) -> None:
     """Print the status of a run, and its results once it has ended."""
-    service = LachesisService()
-    answer = service.get_status(run).to_payload()
-    if service.store.load(run).has_ended:
-        answer |= service.get_results(run).to_payload()
-    provenance = read_provenance(service.store.dir(run))
+    store = RunStore()
+    answer = get_status(store, run).to_payload()
+    if store.load(run).has_ended:
+        answer |= get_results(store, run).to_payload()
+    provenance = read_provenance(store.dir(run))
     print_answer(options, {**answer, "provenance": provenance}, render_status(answer))
 
 
@@ -83,9 +83,9 @@ def _find_page(run_id: str) -> str:
 
 
 def _find_prefect_page(run_id: str) -> str:
-    service = LachesisService()
-    require_server(service.store.home)
-    url = submit.get_run_url(service.get_run(run_id))
+    store = RunStore()
+    require_server(store.home)
+    url = get_run_url(get_run(store, run_id))
     if url is None:
         raise RunStateError(f"run {run_id} has no page, because Prefect has never seen it")
     return url
@@ -107,16 +107,14 @@ def report(
     options: Output = Output(),
 ) -> None:
     """Write the report of a run, or the comparison of several, and print its files."""
-    from lachesis.web.report_file import write_comparison
+    from lachesis.web.report_file import write_comparison, write_report
 
-    service = LachesisService()
+    store = RunStore()
     if len(runs) > 1:
         files = [Path(to or "comparison").expanduser() / "comparison.html"]
-        write_comparison(
-            compare_runs(service.store, [service.get_run(run) for run in runs]), files[0]
-        )
+        write_comparison(compare_runs(store, [get_run(store, run) for run in runs]), files[0])
     else:
-        files = service.write_report(runs[0], Path(to).expanduser() if to else None)
+        files = write_report(store, runs[0], Path(to).expanduser() if to else None)
     names = [str(file) for file in files]
     print_answer(options, {"files": names}, "\n".join(names))
     if show and not webbrowser.open(files[0].resolve().as_uri()):

@@ -15,8 +15,12 @@ from lachesis.cli import terminal
 from lachesis.cli.options import Output, number, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import list_missing_modules
-from lachesis.prefect_client import background_serve
-from lachesis.prefect_client.notifications import remove_notifications, set_notifications
+from lachesis.operations.server import (
+    make_serve_command,
+    remove_notifications,
+    set_notifications,
+    stop_server,
+)
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,13 +54,13 @@ def serve(
     signals; with --stop, end those that run.
     """
     if stop:
-        server_info = background_serve.stop_server()
+        server_info = stop_server()
         text = "no Prefect server of this home runs"
         if server_info:
             text = f"the Prefect server {server_info['ui_url']} and its runner have ended"
         terminal.print_answer(options, {"stopped": server_info is not None}, text)
         return
-    command = background_serve.make_serve_command(*(("--port", str(port)) if port else ()))
+    command = make_serve_command(*(("--port", str(port)) if port else ()))
     terminal.print_note(
         "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
         "both"
@@ -171,7 +175,7 @@ def ui(
     If they are served already, print a new link to that server.
     """
     from lachesis.base.http_guard import is_loopback, load_or_create_token
-    from lachesis.supervision.services.ports import check_port, choose_port
+    from lachesis.operations.server import check_port, choose_port
     from lachesis.web.server import (
         PREFERRED_PORT,
         announce_page_server,
@@ -217,7 +221,7 @@ def _run_server(app: object, host: str, port: int, description: str) -> None:
     import uvicorn
 
     from lachesis.base.http_server import ReceiveDeadlineProtocol
-    from lachesis.supervision.services.ports import check_port
+    from lachesis.operations.server import check_port
 
     if host in ("127.0.0.1", "localhost"):
         check_port(port)

@@ -32,25 +32,30 @@ from lachesis.config.launch_spec import LaunchSpec, parse_assignment, read_spec
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.value_parsing import read_untyped
 from lachesis.environment_catalog.lookup import find_environment, load_schema, register_environment
-from lachesis.inference_tests.required_test import make_test_command
-from lachesis.launch.choose_model import describe_default_model
-from lachesis.launch.create_run import make_run_record
-from lachesis.launch.launch_file import (
+from lachesis.operations.launches import (
+    ResolvedLaunch,
+    build_tiny_model,
+    check_launch,
+    describe_default_model,
+    describe_launch,
+    find_forecast,
     make_launch_schema,
     make_similar_spec,
+    make_test_command,
+    preview_launch,
     read_launch_file,
     render_launch_file,
+    start_run,
 )
-from lachesis.launch.resolve import ResolvedLaunch
+from lachesis.operations.runs import get_results, get_run, get_run_url, resume_run
 from lachesis.operations.server import call_with_server
-from lachesis.operations.service import LachesisService
-from lachesis.prefect_client import submit
 from lachesis.reporting.run_list import get_model_name
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
 if TYPE_CHECKING:
-    from lachesis.supervision.services.plan import ServicePlan
+    from lachesis.operations.launches import ServicePlan
 
 
 @options_class
@@ -102,28 +107,28 @@ def train(
     environment: LaunchedEnvironment = None, /, *, options: TrainOptions = TrainOptions()
 ) -> int:
     """Check a launch, start the run, and watch it if that was asked for."""
-    service = LachesisService()
-    spec = read_launch_spec(environment, options, service)
+    store = RunStore()
+    spec = read_launch_spec(environment, options, store)
     if options.dry_run:
-        show_preview(options, service, spec)
+        show_preview(options, store, spec)
         return 0
     resolved = call_with_server(
-        lambda: service.check(spec),
+        lambda: check_launch(store, spec),
         terminal.print_note,
         is_forbidden=options.no_serve,
-        home=service.store.home,
+        home=store.home,
     )
     show_warnings(resolved)
-    prepare_model(options, service, resolved)
-    confirmed = confirm_cost(options, service, resolved)
+    prepare_model(options, store, resolved)
+    confirmed = confirm_cost(options, store, resolved)
     if confirmed is None:
         print_answer(options, {"started": False}, "nothing was started")
         return 1
-    return _follow_run(options, service, service.start(confirmed))
+    return _follow_run(options, store, start_run(store, confirmed))
 
 
 def confirm_cost(
-    options: TrainOptions, service: LachesisService, launch: ResolvedLaunch
+    options: TrainOptions, store: RunStore, launch: ResolvedLaunch
 ) -> ResolvedLaunch | None:
     """Return the launch with its user's yes to what it costs, or None if the user says no.
 
@@ -133,7 +138,7 @@ def confirm_cost(
     spec = launch.spec
     if not needs_confirmation(spec.profile, spec.list_edits()):
         return launch
-    forecast = make_run_record(launch, "RUN_ID", service.tests).forecast
+    forecast = find_forecast(store, launch)
     if not options.yes:
         # Nobody can answer, so the start itself refuses, with the forecast.
         if options.json or not sys.stdin.isatty():
@@ -152,13 +157,13 @@ def show_warnings(launch: ResolvedLaunch) -> None:
         terminal.print_note(f"note: {warning}")
 
 
-def prepare_model(options: Output, service: LachesisService, launch: ResolvedLaunch) -> None:
+def prepare_model(options: Output, store: RunStore, launch: ResolvedLaunch) -> None:
     """Build the tiny model if the launch needs it, and show the progress."""
     config = launch.config
     if model_note := describe_default_model(launch.spec, config.openai.model_name):
         terminal.print_note(model_note)
     with terminal.show_progress_bar("building the tiny model", quiet=options.json) as advance:
-        service.build_tiny_model(config, advance)
+        build_tiny_model(store, config, advance)
 
 
 def resume(
@@ -176,29 +181,29 @@ def resume(
     options: FollowOptions = FollowOptions(),
 ) -> int:
     """Continue an ended run, with new limits or more steps if there are any."""
-    service = LachesisService()
-    if not service.get_run(run).has_ended:
+    store = RunStore()
+    if not get_run(store, run).has_ended:
         terminal.print_note(f"run {run} has not ended, so nothing was started")
     changes = dict(parse_assignment(text) for text in edits)
     record = call_with_server(
-        lambda: service.resume(run, changes, by_owner=True),
+        lambda: resume_run(store, run, changes, by_owner=True),
         terminal.print_note,
         is_forbidden=options.no_serve,
     )
-    return _follow_run(options, service, record)
+    return _follow_run(options, store, record)
 
 
-def _follow_run(options: FollowOptions, service: LachesisService, record: RunRecord) -> int:
+def _follow_run(options: FollowOptions, store: RunStore, record: RunRecord) -> int:
     """Show that the run was started; with --watch, show its progress until it ends."""
     if options.watch:
         with watch.explain_interrupt([record.run_id]):
-            record = watch.watch_until_end(service, record.run_id, quiet=options.json)
-        answer = service.get_results(record.run_id).to_payload()
+            record = watch.watch_until_end(store, record.run_id, quiet=options.json)
+        answer = get_results(store, record.run_id).to_payload()
         print_answer(options, answer, run_status.render_results(answer))
         if record.status == "completed":
             return 0
         return 1
-    newest_checkpoint = Checkpoints(service.store.dir(record.run_id).checkpoints).find_newest()
+    newest_checkpoint = Checkpoints(store.dir(record.run_id).checkpoints).find_newest()
     answer = {
         "run_id": record.run_id,
         "status": record.status,
@@ -206,8 +211,8 @@ def _follow_run(options: FollowOptions, service: LachesisService, record: RunRec
         "model": record.base_model,
         "begins_with": record.forked_from
         or (f"the checkpoint of step {newest_checkpoint.step}" if newest_checkpoint else None),
-        "config_path": str(service.store.dir(record.run_id).config),
-        "ui_url": submit.get_run_url(record),
+        "config_path": str(store.dir(record.run_id).config),
+        "ui_url": get_run_url(record),
     }
     print_answer(options, answer, run_status.render_started(answer))
     return 0
@@ -217,7 +222,7 @@ LAUNCH_FILE_ENDINGS = (".yaml", ".yml")
 
 
 def read_launch_spec(
-    environment: str | None, options: TrainOptions | ConfigOptions, service: LachesisService
+    environment: str | None, options: TrainOptions | ConfigOptions, store: RunStore
 ) -> LaunchSpec:
     """Return the launch that the options describe, with the rights of the owner.
 
@@ -227,7 +232,7 @@ def read_launch_spec(
         ArgumentsError: Nothing says what to train on.
         LachesisError: The launch file, the run or a value cannot be used.
     """
-    base = _read_base(environment, options, service)
+    base = _read_base(environment, options, store)
     settings: Json = dict(parse_assignment(text) for text in options.edits)
     values = {
         "profile": options.profile,
@@ -250,20 +255,18 @@ def read_launch_spec(
     )
 
 
-def _read_base(
-    environment: str | None, options: LaunchOptions, service: LachesisService
-) -> LaunchSpec:
+def _read_base(environment: str | None, options: LaunchOptions, store: RunStore) -> LaunchSpec:
     """Return the launch of the file or of the run that was named, or that of the environment."""
     if options.like:
-        record = service.get_run(options.like)
-        return make_similar_spec(service.store, record, environment, service.schema_timeout_s)
+        record = get_run(store, options.like)
+        return make_similar_spec(store, record, environment)
     if not environment:
         raise ArgumentsError(
             "nothing says what to train on; give an environment from `lachesis env list`, a launch "
             "file, or --like RUN"
         )
     if environment.endswith(LAUNCH_FILE_ENDINGS):
-        return read_launch_file(Path(environment).expanduser(), service.schema_timeout_s)
+        return read_launch_file(Path(environment).expanduser())
     return LaunchSpec(environment=environment, profile=options.profile or DEFAULT_PROFILE)
 
 
@@ -277,17 +280,17 @@ def config(
     environment: LaunchedEnvironment = None, /, *, options: ConfigOptions = ConfigOptions()
 ) -> None:
     """Print a launch file; with --schema the JSON schema."""
-    service = LachesisService()
+    store = RunStore()
     if options.schema:
         _print_schema(environment, options.profile or DEFAULT_PROFILE)
         return
-    spec = read_launch_spec(environment, options, service)
-    description = service.describe(spec)
+    spec = read_launch_spec(environment, options, store)
+    description = describe_launch(store, spec)
     if options.json:
         print(json.dumps(description, indent=2, default=str))
     else:
         # The defaults are those of the profile, not those of the schema.
-        defaults = service.describe(spec.with_set_fields({}))
+        defaults = describe_launch(store, spec.with_set_fields({}))
         print(render_launch_file(spec, description, defaults), end="")
 
 
@@ -299,13 +302,13 @@ def _print_schema(environment: str | None, profile: str) -> None:
     print(json.dumps(make_launch_schema(profile, schema), indent=2, default=str))
 
 
-def show_preview(options: Output, service: LachesisService, spec: LaunchSpec) -> None:
+def show_preview(options: Output, store: RunStore, spec: LaunchSpec) -> None:
     """Print the configuration, the processes and the forecast of a launch.
 
     Raises:
         LachesisError: The launch cannot start with these values.
     """
-    preview = service.preview(spec)
+    preview = preview_launch(store, spec)
     config, record, plan = preview.launch.config, preview.record, preview.plan
     answer = {
         "environment": record.environment,

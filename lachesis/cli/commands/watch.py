@@ -20,17 +20,18 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.cli import terminal
 from lachesis.cli.options import Output, Runs
 from lachesis.monitor.run_health import refresh_health
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_run, list_runs, read_metrics
 from lachesis.runs.held_out_results import build_held_out_curve, describe_point
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 
-Draw = Callable[[LachesisService, Sequence[RunRecord]], None]
+Draw = Callable[[RunStore, Sequence[RunRecord]], None]
 REFRESH_INTERVAL_S = 0.5
 SERVER_POLL_INTERVAL_S = 2.0
 SPEED_KEYS = ("tokens_per_second/sampled", "tokens_per_second/trained")
 
 
-def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = False) -> RunRecord:
+def watch_until_end(store: RunStore, run_id: str, *, quiet: bool = False) -> RunRecord:
     """Show the run until it has ended, and return its record.
 
     On a terminal the view is redrawn; elsewhere a line is printed now and then.
@@ -38,37 +39,35 @@ def watch_until_end(service: LachesisService, run_id: str, *, quiet: bool = Fals
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    return watch_runs(service, [run_id], quiet=quiet)[0]
+    return watch_runs(store, [run_id], quiet=quiet)[0]
 
 
-def watch_runs(
-    service: LachesisService, run_ids: Sequence[str], *, quiet: bool = False
-) -> list[RunRecord]:
+def watch_runs(store: RunStore, run_ids: Sequence[str], *, quiet: bool = False) -> list[RunRecord]:
     """Show the runs until all have ended, and return their records; see `watch_until_end`."""
-    records = [service.get_run(run_id) for run_id in run_ids]
+    records = [get_run(store, run_id) for run_id in run_ids]
     polled_at = time.monotonic()
     # The records are read often and the server is asked rarely, because files are cheap.
     with _defer_interrupts() as raise_if_interrupted, _open_view(records, quiet=quiet) as draw:
         while not all(record.has_ended for record in records):
-            draw(service, records)
+            draw(store, records)
             time.sleep(REFRESH_INTERVAL_S)
             raise_if_interrupted()
             is_polled = time.monotonic() - polled_at > SERVER_POLL_INTERVAL_S
-            records = [_refresh(service, record, is_polled=is_polled) for record in records]
+            records = [_refresh(store, record, is_polled=is_polled) for record in records]
             if is_polled:
                 polled_at = time.monotonic()
-        records = [refresh_health(service.store, record) for record in records]
-        draw(service, records)
+        records = [refresh_health(store, record) for record in records]
+        draw(store, records)
     return records
 
 
-def _refresh(service: LachesisService, record: RunRecord, *, is_polled: bool) -> RunRecord:
+def _refresh(store: RunStore, record: RunRecord, *, is_polled: bool) -> RunRecord:
     """Return the record of a run as it is now; with `is_polled` the server is asked too."""
     if record.has_ended:
         return record
     if is_polled:
-        return refresh_health(service.store, service.get_run(record.run_id))
-    return service.store.load(record.run_id).model_copy(update={"health": record.health})
+        return refresh_health(store, get_run(store, record.run_id))
+    return store.load(record.run_id).model_copy(update={"health": record.health})
 
 
 def watch(runs: Runs = (), /, *, options: Output = Output()) -> int:
@@ -77,17 +76,15 @@ def watch(runs: Runs = (), /, *, options: Output = Output()) -> int:
     Raises:
         RunStateError: No run was named, and all have ended.
     """
-    service = LachesisService()
-    run_ids = list(runs) or [
-        record.run_id for record in service.list_runs() if not record.has_ended
-    ]
+    store = RunStore()
+    run_ids = list(runs) or [record.run_id for record in list_runs(store) if not record.has_ended]
     if not run_ids:
         raise RunStateError(
             "no run is under way; `lachesis watch RUN` shows one that has ended, and `lachesis "
             "runs` lists all"
         )
     with explain_interrupt(run_ids):
-        records = watch_runs(service, run_ids, quiet=options.json)
+        records = watch_runs(store, run_ids, quiet=options.json)
     answer = {record.run_id: record.status for record in records}
     ends = [f"run {record.run_id} is {record.status}" for record in records]
     terminal.print_answer(options, answer, "\n".join(ends))
@@ -155,8 +152,8 @@ class _LineView:
         self.last_stalled_part: str | None = None
         terminal.print_sentence(f"run {record.run_id} of {record.environment}")
 
-    def __call__(self, service: LachesisService, record: RunRecord) -> None:
-        steps = service.read_metrics(record.run_id)
+    def __call__(self, store: RunStore, record: RunRecord) -> None:
+        steps = read_metrics(store, record.run_id)
         step = steps[-1]["step"] if steps else 0
         self._print_stall_change(record, step)
         key = f"{record.phase} {step // 10}"
@@ -197,33 +194,31 @@ class _LineView:
 @contextlib.contextmanager
 def _open_view(records: Sequence[RunRecord], *, quiet: bool) -> Iterator[Draw]:
     if quiet:
-        yield lambda service, records: None
+        yield lambda store, records: None
     elif terminal.console.is_terminal:
         with Live(console=terminal.console, auto_refresh=False) as live:
-            yield lambda service, records: live.update(
-                _render_panels(service, records), refresh=True
-            )
+            yield lambda store, records: live.update(_render_panels(store, records), refresh=True)
     else:
         has_prefix = len(records) > 1
         views = {record.run_id: _LineView(record, has_prefix=has_prefix) for record in records}
 
-        def draw_lines(service: LachesisService, records: Sequence[RunRecord]) -> None:
+        def draw_lines(store: RunStore, records: Sequence[RunRecord]) -> None:
             for record in records:
-                views[record.run_id](service, record)
+                views[record.run_id](store, record)
 
         yield draw_lines
 
 
-def _render_panels(service: LachesisService, records: Sequence[RunRecord]) -> RenderableType:
+def _render_panels(store: RunStore, records: Sequence[RunRecord]) -> RenderableType:
     """Return the views of all runs, with an empty line between them."""
     parts: list[RenderableType] = []
     for record in records:
-        parts += [*([Text()] if parts else []), _render_panel(service, record)]
+        parts += [*([Text()] if parts else []), _render_panel(store, record)]
     return Group(*parts)
 
 
-def _render_panel(service: LachesisService, record: RunRecord) -> RenderableType:
-    steps = service.read_metrics(record.run_id)
+def _render_panel(store: RunStore, record: RunRecord) -> RenderableType:
+    steps = read_metrics(store, record.run_id)
     step = steps[-1]["step"] if steps else 0
     table = Table.grid(padding=(0, 2))
     table.add_row(

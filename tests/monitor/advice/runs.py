@@ -17,11 +17,13 @@ from lachesis.environment_catalog import lookup
 from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
-from lachesis.operations.service import LachesisService
+from lachesis.operations.launches import describe_launch, preview_launch
+from lachesis.operations.runs import get_run, read_log
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
+from lachesis.web.report_file import write_report
 from tests.command_line import parse_command
 from tests.records import make_record
 
@@ -126,7 +128,7 @@ def advice_of(store: RunStore) -> tuple[str, list[str]]:
     return health.word, health.advice
 
 
-def require_works(command: str, service: LachesisService) -> None:
+def require_works(command: str, store: RunStore) -> None:
     """Parse the command, and do what it does as far as no server is needed for it. What takes long
     is done once.
     """
@@ -137,20 +139,21 @@ def require_works(command: str, service: LachesisService) -> None:
         args.profile = args.profile or DEFAULT_PROFILE
     run = getattr(args, "run", "")
     if args.command == "stop":
-        assert not service.get_run(run).has_ended, "there must be something to stop"
+        assert not get_run(store, run).has_ended, "there must be something to stop"
     elif args.command == "logs":
-        service.read_log(run, args.service_name)
+        read_log(store, run, args.service_name)
     elif args.command == "report":
-        assert service.write_report(*args.runs)
+        assert write_report(store, *args.runs)
         WORKED.add(command)
     elif args.command == "test":
         spec = LaunchSpec(
             environment=args.environment, profile=args.profile, model=(args.model or [None])[0]
         )
-        assert service.describe(spec)["problem"] is None
+        assert describe_launch(store, spec)["problem"] is None
         WORKED.add(command)
     elif args.command == "train":
-        service.preview(
+        preview_launch(
+            store,
             LaunchSpec(
                 environment=args.environment,
                 profile=args.profile,
@@ -158,7 +161,7 @@ def require_works(command: str, service: LachesisService) -> None:
                 model=args.model,
                 from_checkpoint=args.start_from,
                 by_agent=True,
-            )
+            ),
         )
     elif args.command == "model build":
         assert [lookup.find_environment(name) for name in args.environments]

@@ -19,7 +19,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.cli.main import GROUPS, NOUNS
 from lachesis.config import run_config as run_config
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_results, get_status, resume_run
 from lachesis.runs.store import RunStore
 from tests.command_line import parse_command
 from tests.monitor.advice.runs import (
@@ -60,7 +60,7 @@ def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> 
         commands = COMMAND.findall(sentence)
         assert commands, sentence
         for command in commands:
-            require_works(command, LachesisService(store.home))
+            require_works(command, RunStore(store.home))
 
 
 def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> None:
@@ -97,7 +97,7 @@ def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> 
         Manifest(step=25, state="tinker://s", sampler_weights="tinker://w")
     )
     for command in COMMAND.findall(" ".join(advice_of(store)[1])):
-        require_works(command, LachesisService(store.home))
+        require_works(command, RunStore(store.home))
 
 
 @pytest.mark.parametrize("profile", ["embedded", "tinker"])
@@ -149,25 +149,25 @@ def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[st
     commands = COMMAND.findall(" ".join(advice))
     assert len(commands) >= 2
     for command in commands:
-        require_works(command, LachesisService(store.home))
+        require_works(command, RunStore(store.home))
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed", "completed"])
 def test_next_steps_work(store: RunStore, status: str) -> None:
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     write_steps(store, {})
-    service = LachesisService(store.home)
-    answers = (service.get_status(RUN).to_payload(), service.get_results(RUN).to_payload())
+    store = RunStore(store.home)
+    answers = (get_status(store, RUN).to_payload(), get_results(store, RUN).to_payload())
     for command in {command for answer in answers for command in answer["next_steps"]}:
         args = parse_command(shlex.split(command)[1:])
         if args.command in ("stop", "logs", "report"):
-            require_works(command, service)
+            require_works(command, store)
         else:
             assert args.command in ("status", "resume", "export")
             assert args.run == RUN
     if status == "completed":
         with pytest.raises(RunStateError):
-            service.resume(RUN)
+            resume_run(store, RUN)
 
 
 def literals(file: Path) -> list[str]:
@@ -222,13 +222,13 @@ def test_next_steps_of_a_run_without_a_step_work(store: RunStore, status: str) -
     """One that waits has no log yet, and one that failed at its start has a report."""
     ended_at = None if status == "pending" else now_iso()
     make(store, status=status, ended_at=ended_at, failed_service="engine", error="no model")
-    service = LachesisService(store.home)
-    steps = service.get_status(RUN).next_steps
+    store = RunStore(store.home)
+    steps = get_status(store, RUN).next_steps
     assert (f"lachesis logs {RUN} engine" in steps) == (status == "failed")
     assert (f"lachesis resume {RUN}" in steps) == (status != "pending")
     for command in steps:
         args = parse_command(shlex.split(command)[1:])
         if args.command in ("stop", "logs", "report"):
             WORKED.discard(command)
-            require_works(command, service)
-    assert service.get_results(RUN).to_payload()["next_steps"]
+            require_works(command, store)
+    assert get_results(store, RUN).to_payload()["next_steps"]

@@ -13,7 +13,7 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import stop_run
 from lachesis.prefect_client import submit
 from lachesis.runs.store import RunStore
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
@@ -83,7 +83,7 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
 
 def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
     make(alive=False, status="stopped", ended_at=now_iso(), resume_requested=True)
-    assert LachesisService(store.home).stop("0123abcd")["status"] == "stopped"
+    assert stop_run(RunStore(store.home), "0123abcd")["status"] == "stopped"
     Monitor(store).tick()
     assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
 
@@ -149,7 +149,7 @@ def test_a_crashed_run_that_its_user_stopped_stays_so(
         status="failed",
         ended_at=now_iso(),
     )
-    assert "will not be resumed" in LachesisService(store.home).stop("0123abcd")["message"]
+    assert "will not be resumed" in stop_run(RunStore(store.home), "0123abcd")["message"]
     Monitor(store).tick()
     assert store.load("0123abcd").status == "failed"
 

@@ -11,7 +11,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.monitor.tick_memory import load_memory
-from lachesis.operations.service import LachesisService
+from lachesis.operations.runs import get_results, get_status, list_runs_with_warning
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.trainer.batch.advantages import compute_learning_rate
@@ -210,7 +210,7 @@ def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
     make(alive=False, status=status, ended_at=now_iso(), error="the model could not be loaded")
     for step in range(1, steps + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
-    answer = LachesisService(store.home).get_status("0123abcd").to_payload()
+    answer = get_status(RunStore(store.home), "0123abcd").to_payload()
     assert (answer["health"]["word"], answer["health"]["evidence"][0]) == (word, evidence)
     record = store.load("0123abcd")
     assert (record.learning, (record.health or {})["final"]) == (word, True)
@@ -224,7 +224,7 @@ def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make
     for step in range(1, 31):
         values = {"reward/mean": 0.0, "batch/zero_signal_share": 1.0, "batch/rollouts": 32}
         MetricsFile(store.dir("0123abcd").metrics).append(step, values)
-    (record,), _ = LachesisService(store.home).list_runs_with_warning()
+    (record,), _ = list_runs_with_warning(RunStore(store.home))
     assert (record.status, record.learning) == ("failed", "suspect")
     assert store.load("0123abcd").learning == "suspect"
 
@@ -237,10 +237,7 @@ def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: M
         "at": now_iso(),
     }
     make(alive=False, status="failed", ended_at=now_iso(), error="gone", health=before)
-    assert (
-        LachesisService(store.home).get_results("0123abcd").to_payload()["health"]["word"]
-        == "unknown"
-    )
+    assert get_results(RunStore(store.home), "0123abcd").to_payload()["health"]["word"] == "unknown"
 
 
 def test_only_new_lines_are_read_and_a_step_made_again_counts_once(

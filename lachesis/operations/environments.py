@@ -1,0 +1,19 @@
+"""List and check environments, for all surfaces."""
+
+from __future__ import annotations
+
+from lachesis.environment_catalog.scan import scan_environments
+from lachesis.environment_check.check import CheckResult, run_environment_checks
+from lachesis.environment_check.stages import StageChild
+from lachesis.supervision.leftovers import CHECK_PREFIX, remove_old_checks
+from lachesis.supervision.running_services import ServiceGroup
+
+__all__ = [
+    "CHECK_PREFIX",
+    "CheckResult",
+    "ServiceGroup",
+    "StageChild",
+    "remove_old_checks",
+    "run_environment_checks",
+    "scan_environments",
+]

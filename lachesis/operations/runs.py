@@ -1,0 +1,195 @@
+"""Look at runs, stop, resume, edit and remove them, for all surfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lachesis.base.errors import ConfigError, shorten
+from lachesis.base.files import read_last_lines, write_private
+from lachesis.base.json_text import Json
+from lachesis.base.waiting import wait_until
+from lachesis.config.field_edits import get_editable_values
+from lachesis.launch.resume import prepare_resume
+from lachesis.monitor.run_health import refresh_health, refresh_newest_health
+from lachesis.prefect_client import background_serve, refresh, submit
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import find_queue_position, get_run_url, wait_until_gone
+from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
+from lachesis.reporting.run_schemas import RunResults, RunStatus
+from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
+from lachesis.runs.metrics import MetricsFile
+from lachesis.runs.names_and_tags import edit_labels
+from lachesis.runs.record import RunRecord
+from lachesis.runs.removal import measure_run, remove_run, require_removable
+from lachesis.runs.store import RunStore, read_effective_config
+
+__all__ = ["edit_labels", "find_queue_position", "get_run_url", "wait_until_gone"]
+# How long a caller waits for the end of a run that saves a checkpoint.
+STOP_TIMEOUT_S = 60.0
+
+
+def get_run(store: RunStore, run_id: str) -> RunRecord:
+    """Return the record of a run with the status that the server reports."""
+    return refresh.refresh_run(store, store.load(run_id))
+
+
+def list_runs(store: RunStore) -> list[RunRecord]:
+    """Return all runs, the newest first."""
+    return list_runs_with_warning(store)[0]
+
+
+def list_runs_with_warning(store: RunStore) -> tuple[list[RunRecord], str | None]:
+    """Return all runs, newest first, and what prevents their statuses from being up to date, or
+    None.
+    """
+    records, unreadable = store.scan()
+    observed_records, warning = refresh.refresh_runs(store, records)
+    damage_warning = (
+        unreadable
+        and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see "
+        f"{store.root}"
+    )
+    return refresh_newest_health(store, observed_records), "; ".join(
+        text for text in (warning, damage_warning) if text
+    ) or None
+
+
+def judge_run(store: RunStore, record: RunRecord) -> RunRecord:
+    """Return the record with a judgement that is up to date."""
+    return refresh_health(store, record)
+
+
+def get_status(
+    store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
+) -> RunStatus:
+    """Return the status of the run. `next_step_templates` are the next steps of the user
+    interface.
+    """
+    observed_records, warning = refresh.refresh_runs(store, [store.load(run_id)])
+    record = refresh_health(store, observed_records[0])
+    return build_run_status(
+        record,
+        store.dir(run_id),
+        read_metrics(store, run_id),
+        ui_url=get_run_url(record),
+        queue=find_queue_position(store, run_id) if record.status == "pending" else None,
+        warning=warning,
+        next_step_templates=next_step_templates,
+    )
+
+
+def get_results(
+    store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
+) -> RunResults:
+    """Return the results of the run. `next_step_templates` are the next steps of the user
+    interface.
+    """
+    return build_run_results(
+        refresh_health(store, get_run(store, run_id)),
+        store.dir(run_id),
+        read_metrics(store, run_id),
+        next_step_templates=next_step_templates,
+    )
+
+
+def read_metrics(store: RunStore, run_id: str) -> list[Json]:
+    """Return the metrics of every step of the run."""
+    store.load(run_id)
+    return MetricsFile(store.dir(run_id).metrics).read()
+
+
+def read_editable_values(store: RunStore, record: RunRecord) -> Json:
+    """Return the values of the run's editable fields."""
+    return get_editable_values(read_effective_config(store.dir(record.run_id)))
+
+
+def read_log(store: RunStore, run_id: str, service: str, lines: int = 50) -> tuple[Path, str, int]:
+    """Return a log file of the run, its last lines, and the position at which to continue reading.
+
+    Raises:
+        ConfigError: The run has no such process.
+    """
+    log_files = find_log_files(store.load(run_id), store.dir(run_id))
+    if service not in log_files:
+        raise ConfigError(
+            f"run {run_id} has no process {shorten(repr(service), 60)}; allowed: "
+            f"{', '.join(log_files)}"
+        )
+    path = Path(log_files[service])
+    position = path.stat().st_size if path.exists() else 0
+    return path, read_last_lines(path, lines), position
+
+
+def resume_run(
+    store: RunStore, run_id: str, changes: Json | None = None, *, by_owner: bool = False
+) -> RunRecord:
+    """Resume an ended run from its newest complete checkpoint; a run that has not ended is
+    returned.
+
+    Args:
+        store: The runs of the home.
+        run_id: The run.
+        changes: New values of its budgets and of `total_steps`. Without them, a budget that is used
+            up would end the run again at once, so such a run is refused.
+        by_owner: Whether the owner of this installation resumes it, and no agent.
+    """
+    record = get_run(store, run_id)
+    if not record.has_ended:
+        return record
+    record_changes, config = prepare_resume(
+        store, record, changes, background_serve.read_key_names(), by_owner=by_owner
+    )
+    PrefectApi()  # raises when no server is known, before anything is changed
+    return submit.resubmit_run(store, record, config, auto_resumes=0, **record_changes)
+
+
+def stop_run(store: RunStore, run_id: str, *, now: bool = False) -> Json:
+    """Ask the run to save a checkpoint and end, and return at once.
+
+    With `now`, its processes are ended without a checkpoint, which also ends a stop that takes too
+    long.
+    """
+    record = get_run(store, run_id)
+    # otherwise the monitor would resume it
+    if record.resume_requested or (record.status == "failed" and not record.stop_reason):
+        reason = record.stop_reason or submit.STOPPED_BY_USER
+        store.update(run_id, resume_requested=False, stop_reason=reason)
+    if record.has_ended:
+        return {
+            "message": f"run {run_id} is not running and will not be resumed",
+            "run_id": run_id,
+            "status": record.status,
+        }
+    if now:
+        write_private(store.dir(run_id).stop_now_file, "")
+    submit.cancel_run(store, record)
+    record = get_run(store, run_id)
+    if record.has_ended:  # A short run may end meanwhile, and by itself.
+        message = f"run {run_id} is {record.status}"
+    else:
+        message = f"run {run_id} is being stopped"
+    return {"message": message, "run_id": run_id, "status": record.status}
+
+
+def wait_for_end(store: RunStore, run_id: str, timeout_s: float = STOP_TIMEOUT_S) -> RunRecord:
+    """Return the record of a run after waiting for its end, at most this long."""
+    wait_until(lambda: get_run(store, run_id).has_ended, timeout_s)
+    return get_run(store, run_id)
+
+
+def require_all_removable(store: RunStore, run_ids: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of all files of each run, which can all be removed.
+
+    Raises:
+        RunStateError: One of them is alive.
+    """
+    for run_id in run_ids:
+        require_removable(store, get_run(store, run_id))
+    return {run_id: measure_run(store, run_id) for run_id in run_ids}
+
+
+def remove_runs(store: RunStore, run_ids: Sequence[str]) -> None:
+    """Remove ended runs with all their files."""
+    for run_id in run_ids:
+        remove_run(store, get_run(store, run_id))
