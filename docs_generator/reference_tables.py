@@ -154,7 +154,7 @@ RUN_FILES = {
     "backend": "the files of a back end while it runs; emptied at each start",
     "backend.json": "what `lachesis backend check` had found about the run's server",
     "downloads": "what was received of a checkpoint whose download has broken off",
-    "evaluation": "held-out results before and after training, with the answers",
+    "evaluation": "answers to held-out items: of the base model, of step 0 and of the newest step",
     "evaluation/failed.jsonl": "one line for each evaluation that failed",
     "logs": "one log per process",
     "provenance.json": "versions, command line, fingerprint of the environment's code",
@@ -324,7 +324,7 @@ VARIABLES: dict[str, dict[str, tuple[str, str]]] = {
 # Set by this program for its own processes; not for users.
 INTERNAL_VARIABLES = (
     "LACHESIS_PARENT_PIPE",
-    "LACHESIS_COUNTERS_FILE",
+    "LACHESIS_COUNTERS_FILE", "LACHESIS_EVALUATION_FOLDER",
     "LACHESIS_BACKEND_KEY", "LACHESIS_ENGINE_TOKEN", "LACHESIS_ENVIRONMENT",
     "LACHESIS_INFERENCE_TOKEN", "LACHESIS_INFERENCE_URL", "LACHESIS_LAUNCHER",
     "LACHESIS_POSITION_FILE", "LACHESIS_RUN", "LACHESIS_TRAINED_GROUPS",

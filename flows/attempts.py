@@ -81,10 +81,6 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
     }
 
     def make_changes(record: RunRecord) -> dict[str, Any]:
-        # The base model is the same in every attempt.
-        attempt_fields["evaluation"] = {
-            when: results for when, results in record.evaluation.items() if when == "before"
-        }
         if needs_new_attempt(record):
             store.dir(run_id).stop_file.unlink(missing_ok=True)
             return {**make_next_attempt_changes(record), **attempt_fields}

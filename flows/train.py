@@ -198,12 +198,9 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
             training_run.start()
             phase = training_run.supervise()
             progress.finish()
-            # Environments are stopped first, so that the evaluation has the whole engine.
-            training_run.evaluate_held_out()
             return phase
         finally:
             _ignore_sigterm()
-            training_run.evaluations.end()
             try:
                 progress.finish()
                 store.update(record.run_id, status="stopping", phase="stopping")

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
 from lachesis.base.secrets import redact
-from lachesis.supervision.stop_requests import RequestToEnd
+from lachesis.supervision.stop_requests import StopRequested
 
 
 @dataclass
@@ -44,7 +44,7 @@ def _run(name: str, work: Callable[[], Any], outcome: TaskOutcome) -> State[Any]
     except BaseException as error:
         outcome.error = error
         message = redact(str(error))
-        if isinstance(error, RequestToEnd) or not isinstance(error, Exception):
+        if isinstance(error, StopRequested) or not isinstance(error, Exception):
             return Cancelled(message=message)
         return Failed(message=message)
     return Completed()

@@ -210,7 +210,8 @@ class TinkerSection(Section):
     stop_tokens: list[str] = Field([])
     """Tokens that end an answer beside the model's own, such as <|im_end|>."""
     final_evaluation: bool = False
-    """Evaluate the base and the trained model on held-out items when training ends."""
+    """Evaluate held-out items at step 0 and at the last step, whatever steps_per_eval is, and the
+    base model once if training does not begin with it."""
 
     @property
     def tracker_names(self) -> list[TrackerName]:

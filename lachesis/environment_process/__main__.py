@@ -14,8 +14,10 @@ With LACHESIS_INFERENCE_URL and LACHESIS_INFERENCE_TOKEN, requests to that serve
 With LACHESIS_COUNTERS_FILE, `run` writes counts of the environment's work to that file; see
 `lachesis.environment_process.rollout_counters`. With LACHESIS_POSITION_FILE=FILE and
 LACHESIS_TRAINED_GROUPS=N it continues where training is; see
-`lachesis.environment_process.dataset_position`. With LACHESIS_ENVIRONMENT its groups carry that
-name, if several environments feed a run.
+`lachesis.environment_process.dataset_position`. With LACHESIS_EVALUATION_FOLDER it evaluates
+held-out items when the trainer asks for it; see
+`lachesis.environment_process.requested_evaluations`. With LACHESIS_ENVIRONMENT its groups carry
+that name, if several environments feed a run.
 """
 
 from __future__ import annotations
@@ -93,10 +95,10 @@ def _prepare_training(file: Path, inference_server: tuple[str, str] | None) -> N
     watch = event_loop_watch.LoopWatch(
         rollout_counters, counters_file.with_suffix(".stack"), file.parent
     )
-    evaluation_client = None
-    if inference_server:
+    evaluation_client, evaluation_folder = None, os.environ.get("LACHESIS_EVALUATION_FOLDER")
+    if inference_server and evaluation_folder:
         evaluation_client = requested_evaluations.EvaluationClient(
-            *inference_server, name, watch.count_evaluation
+            *inference_server, name, Path(evaluation_folder), watch.count_evaluation
         )
     _instrument_environment(rollout_counters, watch, evaluation_client)
 
@@ -110,7 +112,6 @@ def _run_environment_file(
     install_template_settings(template_settings, inference_server)
     if command == "run" and inference_server:
         evaluation_recorder.install_evaluation_hooks()
-        requested_evaluations.install_evaluate_command(inference_server[0])
     if command == "inference-test":
         rollout_counters = inference_test.install_inference_test(
             json.loads(Path(options.pop(0)).read_text())

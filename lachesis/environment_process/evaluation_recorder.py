@@ -8,6 +8,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class EvaluationRun:
     answered_texts: set[str] = field(default_factory=set)
     """Each of these prompts followed by an answer to it."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    is_logged: bool = False
-    """Whether the environment has called `evaluate_log`."""
+    folder: Path | None = None
+    """Where the samples are kept that the environment logs."""
     pinned_servers: dict[int, list[Any]] = field(default_factory=dict)
 
     def get_pinned_servers(self, servers: list[Any]) -> list[Any]:
@@ -181,7 +182,9 @@ def _install_request_recorder() -> None:
 
 
 def _install_result_recorder() -> None:
-    """Record what `evaluate_log` is given, and write a file only if a folder is configured."""
+    """Record what `evaluate_log` is given, and let Atropos write files only if a folder is
+    configured.
+    """
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.evaluate_log
@@ -192,10 +195,18 @@ def _install_result_recorder() -> None:
     ) -> None:
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
-            evaluation_run.is_logged = True
+            _write_samples(evaluation_run.folder, options.get("samples"))
             metrics = {**metrics, "eval/items": metrics.get("eval/items", evaluation_run.num_items)}
-        # Atropos would write into the current folder without one.
+        # Atropos would log a warning without a folder.
         if self.config.data_dir_to_save_evals is not None:
             await original(self, metrics, *values, **options)
 
     BaseEnv.evaluate_log = evaluate_log
+
+
+def _write_samples(folder: Path | None, samples: object) -> None:
+    """Write the samples of an evaluation as a file of JSON lines."""
+    if folder is not None and isinstance(samples, list):
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(sample, default=str) + "\n" for sample in samples]
+        (folder / "samples.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -15,9 +15,11 @@ import contextlib
 import functools
 import json
 import logging
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from atroposlib.envs.base import BaseEnv
 
 log = logging.getLogger(__name__)
-# Time limit of an evaluation.
-MAX_EVALUATION_S = 3600.0
 HEARTBEAT_S = 10.0
 REQUEST_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 1.0
@@ -53,6 +53,9 @@ class EvaluationClient:
     token: str
     environment: str = ""
     """The environment's name, if several feed the run."""
+    folder: Path | None = None
+    """Where the answers to held-out items are kept: those of step 0, of the newest evaluated step,
+    and of the base model if it is evaluated apart."""
     count_blocking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     """Entered for each evaluation, to count for how long it keeps training from going on."""
 
@@ -63,8 +66,8 @@ class EvaluationClient:
 
         @functools.wraps(step_checks)
         async def env_step_checks(env: BaseEnv) -> None:
-            if env.config.steps_per_eval > 0:
-                env.config.steps_per_eval = 0  # Otherwise Atropos would evaluate by itself.
+            env.config.steps_per_eval = 0  # Otherwise Atropos would evaluate by itself.
+            if not evaluation_tasks:
                 evaluation_tasks.append(asyncio.create_task(self.run_evaluations(env)))
             await step_checks(env)
 
@@ -102,31 +105,38 @@ class EvaluationClient:
                     if request.get("over"):
                         return
                     if request:
-                        await self._run_evaluation(http, env, str(request["id"]))
+                        await self._run_evaluation(http, env, request)
                     last_answer_at = time.monotonic()
                 except Exception as error:
                     log.info("asking the trainer for an evaluation failed: %r", error)
                     await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _run_evaluation(
-        self, http: httpx.AsyncClient, env: BaseEnv, evaluation_id: str
+        self, http: httpx.AsyncClient, env: BaseEnv, request: Mapping[str, Any]
     ) -> None:
-        """Run one evaluation and report its result or its error."""
-        path, started = f"/evaluations/{evaluation_id}", time.monotonic()
-        async with _keep_alive(http, path):
+        """Run one evaluation and report its result or its error.
+
+        It ends early when the trainer has given it up.
+        """
+        path, started = f"/evaluations/{request['id']}", time.monotonic()
+        model = "base" if request.get("is_base") else f"step-{request['step']}"
+        folder = self.folder / model if self.folder else None
+        evaluation_run = EvaluationRun(self.url, path, folder=folder)
+        evaluation = asyncio.create_task(evaluate_and_report(env, evaluation_run))
+        heartbeats = asyncio.create_task(_send_heartbeats(http, path))
+        try:
             with self.count_blocking():
-                report = await evaluate_and_report(env, EvaluationRun(self.url, path))
-        report["seconds"] = time.monotonic() - started
-        content, headers = _encode_report(report), {"Content-Type": "application/json"}
-        for _ in range(3):
-            try:
-                response = await http.post(path, content=content, headers=headers)
-                if response.status_code == 200:
-                    return
-                log.warning("the result of an evaluation was refused: %s", response.text[:300])
-            except httpx.HTTPError as error:
-                log.warning("the result of an evaluation was not delivered: %r", error)
-            await asyncio.sleep(POLL_INTERVAL_S)
+                await asyncio.wait({evaluation, heartbeats}, return_when=asyncio.FIRST_COMPLETED)
+            if not evaluation.done():
+                log.warning("the trainer has given up the evaluation of step %s", request["step"])
+                return
+            report = {**evaluation.result(), "seconds": time.monotonic() - started}
+            await _deliver_report(http, path, report)
+        finally:
+            evaluation.cancel()
+            heartbeats.cancel()
+        if folder is not None and folder.is_dir():
+            _remove_older_answers(folder)
 
 
 def _has_remaining_steps(env: BaseEnv) -> bool:
@@ -160,10 +170,10 @@ async def _wait_for_last_evaluations(
 async def evaluate_and_report(env: BaseEnv, evaluation_run: EvaluationRun) -> dict[str, Any]:
     """Call `evaluate()` once and return the report: `metrics` and `items`, or `error`."""
     task = asyncio.create_task(_call_evaluate(env, evaluation_run))
-    done, _ = await asyncio.wait({task}, timeout=MAX_EVALUATION_S)
-    if not done:
+    try:
+        await asyncio.wait({task})
+    finally:
         task.cancel()
-        return {"error": f"evaluate() did not finish within {MAX_EVALUATION_S:g} s"}
     if task.cancelled():
         return {"error": "evaluate() was cancelled"}
     error = task.exception()
@@ -203,28 +213,6 @@ async def _call_evaluate(env: BaseEnv, evaluation_run: EvaluationRun) -> None:
         evaluation_run.metrics = _collect_metric_pairs(
             [*added_metrics, *(metrics_after if metrics_after is not metrics_before else [])]
         )
-
-
-def install_evaluate_command(server_url: str) -> None:
-    """Let Atropos' `evaluate` command record an evaluation as those of training are recorded.
-
-    It samples from the weights that the command's configuration names. Metrics that `evaluate()`
-    returns or collects are logged for it.
-
-    Args:
-        server_url: The URL of the run's inference server.
-    """
-    from atroposlib.envs.base import BaseEnv
-
-    async def _run_evaluate(env: BaseEnv) -> None:
-        evaluation_run = EvaluationRun(server_url)
-        current_evaluation.set(evaluation_run)
-        await env.setup()
-        await _call_evaluate(env, evaluation_run)
-        if evaluation_run.metrics and not evaluation_run.is_logged:
-            await env.evaluate_log(evaluation_run.metrics)
-
-    BaseEnv._run_evaluate = _run_evaluate
 
 
 def _get_eval_metrics(env: BaseEnv) -> list[Any]:
@@ -267,18 +255,31 @@ def _to_float(value: Any) -> float | None:
         return None
 
 
-@contextlib.asynccontextmanager
-async def _keep_alive(http: httpx.AsyncClient, path: str) -> AsyncIterator[None]:
-    """Send the trainer heartbeats during the block."""
+async def _send_heartbeats(http: httpx.AsyncClient, path: str) -> None:
+    """Send the trainer heartbeats until it answers that the evaluation has ended."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        with contextlib.suppress(httpx.HTTPError):
+            response = await http.post(f"{path}/alive")
+            if response.status_code == httpx.codes.GONE:
+                return
 
-    async def send_heartbeats() -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            with contextlib.suppress(httpx.HTTPError):
-                await http.post(f"{path}/alive")
 
-    task = asyncio.create_task(send_heartbeats())
-    try:
-        yield
-    finally:
-        task.cancel()
+async def _deliver_report(http: httpx.AsyncClient, path: str, report: Mapping[str, Any]) -> None:
+    content, headers = _encode_report(report), {"Content-Type": "application/json"}
+    for _ in range(3):
+        try:
+            response = await http.post(path, content=content, headers=headers)
+            if response.status_code == httpx.codes.OK:
+                return
+            log.warning("the result of an evaluation was refused: %s", response.text[:300])
+        except httpx.HTTPError as error:
+            log.warning("the result of an evaluation was not delivered: %r", error)
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _remove_older_answers(newest: Path) -> None:
+    """Remove the answers of other steps than the newest and step 0."""
+    for folder in newest.parent.glob("step-*"):
+        if newest.name.startswith("step-") and folder.name not in ("step-0", newest.name):
+            shutil.rmtree(folder, ignore_errors=True)

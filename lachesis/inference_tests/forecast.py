@@ -64,7 +64,7 @@ class PlannedRun(BaseModel):
     base_model: str
     profile: str
     evaluations: int = 0
-    """Number of held-out evaluations, including those before and after training."""
+    """Number of held-out evaluations, by all weights."""
     evaluation_answers: int | None = None
     """Number of answers of one evaluation; null if it is not known."""
     has_kl_penalty: bool = False

@@ -49,19 +49,14 @@ def _count_kept_checkpoints(config: RunConfig) -> int:
 
 
 def _count_evaluations(config: RunConfig) -> int:
-    """Return how often the run evaluates: each multiple of `steps_per_eval`, before and after
-    training.
+    """Return how often the run evaluates: at each multiple of `steps_per_eval`; with
+    `final_evaluation` at step 0, at the last step, and once the base model where the start is not.
     """
-    every, steps, final = (
-        config.env.steps_per_eval,
-        config.env.total_steps,
-        config.tinker.final_evaluation,
-    )
-    scheduled = steps // every + 1 if every > 0 else 0
-    if not final:
-        return scheduled
-    # A scheduled evaluation of the last step is the one after training.
-    return scheduled + 2 - int(every > 0 and steps % every == 0)
+    every, steps = config.env.steps_per_eval, config.env.total_steps
+    due = set(range(0, steps + 1, every)) if every > 0 else set()
+    if not config.tinker.final_evaluation:
+        return len(due)
+    return len(due | {0, steps}) + int(config.tinker.sft_file is not None)
 
 
 def require_validation(

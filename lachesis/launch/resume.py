@@ -94,7 +94,7 @@ def prepare_resume(
     changed_values = _list_changed_values(asked_config, config)
     record_changes: Json = {"resume_changes": {**record.resume_changes, **changed_values}}
     if is_new_total:
-        record_changes |= _make_step_changes(record, run_dir, config)
+        record_changes["total_steps"] = config.env.total_steps
     if not by_owner:
         record_changes["by_agent"] = True
     return record_changes, config if changed_values else None
@@ -135,25 +135,6 @@ def _require_steps_left(
             f"resume {record.run_id} --set total_steps={2 * record.total_steps}` trains on"
             f"{start_from_checkpoint.advice(record, run_dir, (), 'train with other settings')}"
         )
-
-
-def _make_step_changes(record: RunRecord, run_dir: RunDir, config: RunConfig) -> dict[str, Any]:
-    """Return what changes in the record of a run that gets another number of steps.
-
-    The result of the evaluation after its former last step becomes a point of its curve.
-    """
-    total_steps = config.env.total_steps
-    if total_steps == record.total_steps:
-        return {}
-    # The record holds one result after training, which will be that of the new last step.
-    evaluation = dict(record.evaluation)
-    former_result = evaluation.pop("after", None)
-    last_steps = MetricsFile(run_dir.metrics).tail(1)
-    if former_result and last_steps:
-        MetricsFile(run_dir.metrics).add_evaluation(
-            {**former_result, "eval/step": last_steps[-1]["step"]}
-        )
-    return {"total_steps": total_steps, "evaluation": evaluation}
 
 
 def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:

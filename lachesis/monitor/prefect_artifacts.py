@@ -19,7 +19,7 @@ from lachesis.prefect_client.background_serve import get_deployment_name
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import get_run_url
 from lachesis.runs.folder import RunDir, shorten_service_name
-from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.metrics import KEY_METRICS, MetricsFile, Step, sample_history
 from lachesis.runs.record import RunRecord, describe_service_state
 
@@ -79,7 +79,7 @@ def _render_log_tail(watched: WatchedRun, service: str) -> list[str]:
 
 def _render_held_out(record: RunRecord, run_dir: RunDir, steps: Sequence[Step]) -> list[str]:
     """Return the held-out results by step, the newest ones as a table."""
-    points = build_run_curve(record, run_dir, steps)
+    points = build_held_out_curve(steps)
     if not points:
         return []
     rows = [

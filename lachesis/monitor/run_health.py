@@ -144,7 +144,7 @@ def build_health_entry(
         last_step = observation.last_steps[-1]
     else:
         last_step = {}
-    held_out = find_newest_result(observation.record, observation.last_steps)
+    held_out = find_newest_result(observation.last_steps)
     return {
         **health.model_dump(),
         "step": last_step.get("step"),

@@ -10,7 +10,7 @@ from lachesis.base.confidence_intervals import newcombe_interval
 from lachesis.base.files import storage_errors
 from lachesis.base.json_text import Json
 from lachesis.reporting.run_list import LETTERS, RunSummary, find_differing_settings, summarize_run
-from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve, describe_point
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve, describe_point
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
 from lachesis.web.wording import format_reward, format_setting, join_words
@@ -85,7 +85,7 @@ def compare_runs(store: RunStore, records: Sequence[RunRecord]) -> Comparison:
         run_dir = store.dir(record.run_id)
         with storage_errors(run_dir.metrics):
             steps = MetricsFile(run_dir.metrics).read()
-        curve = build_run_curve(record, run_dir, steps)
+        curve = build_held_out_curve(steps)
         compared.append(ComparedRun(summarize_run(record, run_dir), steps, curve))
     return Comparison(compared)
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lachesis.base.json_text import Json
+from lachesis.base.json_text import Json, read_json_lines
 from lachesis.base.reward_values import is_score
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import find_held_out_answers
 from lachesis.web.token_text import Segment, split_answer
 
 if TYPE_CHECKING:
@@ -43,6 +45,23 @@ class HeldOutGroup:
     def mean(self) -> float:
         """Return the mean score."""
         return sum(self.scores) / len(self.scores)
+
+
+@dataclass(frozen=True)
+class HeldOutList:
+    """Hold the items of one evaluation, those with wrong answers first."""
+
+    title: str
+    """Whose answers they are, as in `after step 40`."""
+    groups: list[HeldOutGroup]
+
+
+def read_held_out_lists(run_dir: RunDir, text: str = "") -> dict[str, HeldOutList]:
+    """Return the recorded answers `before` and `after` training; see `find_held_out_answers`."""
+    return {
+        when: HeldOutList(title, read_held_out_groups(read_json_lines(file), text))
+        for when, (title, file) in find_held_out_answers(run_dir).items()
+    }
 
 
 def read_held_out_groups(samples: Sequence[Json], text: str = "") -> list[HeldOutGroup]:

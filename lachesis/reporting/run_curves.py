@@ -18,7 +18,7 @@ from lachesis.base.reward_values import Array
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import find_first_bad_step
-from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.metrics import Step
 
 
@@ -54,7 +54,7 @@ def locate_marks(cache: RunCache, run_id: str, axis: Axis) -> Json:
         "since": None if since is None else curves.locate(since, axis),
         "held_out": [
             {"x": curves.locate(point.step, axis), **point.model_dump()}
-            for point in build_run_curve(record, run_dir, steps)
+            for point in build_held_out_curve(steps)
         ],
         "checkpoints": [
             curves.locate(manifest.step, axis)

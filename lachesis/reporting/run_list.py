@@ -21,10 +21,12 @@ from lachesis.reporting.run_headline import choose_mark, needs_a_look
 from lachesis.reporting.run_view import REWARD_STEPS, compute_mean_reward, count_reward_steps
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
+    BASE_PREFIX,
+    OWN_PREFIX,
     HeldOutPoint,
-    build_held_out_curve,
+    find_base_result,
     find_newest_result,
-    to_point,
+    starts_from_base,
 )
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
@@ -58,7 +60,7 @@ class RunSummary:
     held_out: HeldOutPoint | None
     """The newest held-out result."""
     held_out_before: HeldOutPoint | None
-    """The held-out result of the model before training."""
+    """The held-out result of the base model."""
     duration_s: float | None
     """Seconds of all attempts together; None before the first."""
     tokens: int | None
@@ -111,8 +113,8 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
         step=step,
         reward=reward,
         reward_steps=count,
-        held_out=find_newest_result(record, last_steps),
-        held_out_before=_find_result_before(record, first_steps),
+        held_out=find_newest_result(last_steps),
+        held_out_before=_find_result_before(record, run_dir),
         duration_s=_compute_duration_s(record),
         tokens=_count_tokens(last_step),
         cost_usd=last_step.get("cost/total"),
@@ -120,12 +122,13 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
     )
 
 
-def _find_result_before(record: RunRecord, first_steps: Sequence[Step]) -> HeldOutPoint | None:
-    """Return the held-out result at step 0 if it is known."""
-    curve = build_held_out_curve(first_steps)
-    if curve and curve[0].step == 0:
-        return curve[0]
-    return to_point(record.evaluation.get("before", {}), 0)
+def _find_result_before(record: RunRecord, run_dir: RunDir) -> HeldOutPoint | None:
+    """Return the held-out result of the base model if it is known."""
+    prefix = OWN_PREFIX if starts_from_base(record, run_dir) else BASE_PREFIX
+    with contextlib.suppress(OSError):
+        line = MetricsFile(run_dir.metrics).find_first(f"{prefix}step")
+        return find_base_result(record, run_dir, [line] if line else [])
+    return None
 
 
 def _count_tokens(last_step: Step) -> int | None:

@@ -90,10 +90,10 @@ class RunStatus(ResponseModel):
     logs: dict[str, str]
     metrics: StatusMetrics
     held_out_curve: list[HeldOutPoint]
-    """Results on held-out items by step: before, during and after training."""
+    """Results on held-out items by step; 0 is the model before training."""
     evaluation: Json | None = None
-    """Tells how many evaluations have `failed` before, during or after training, with `last_step`
-    and `last_reason`, and for how many `blocked_seconds` evaluations have delayed training.
+    """How many evaluations have `failed`, with `last_step` and `last_reason`, and for how many
+    `blocked_seconds` evaluations have delayed training.
     """
     pause: str | None = None
     """Why the Tinker server makes the run wait now, and since when; it goes on by itself."""
@@ -140,16 +140,17 @@ class RunResults(ResponseModel):
     accuracy_source: str | None = None
     """Which of both it is: `held-out items` or `rollouts of training`."""
     held_out: dict[str, float | None]
-    """Accuracy on held-out items before and after training."""
+    """Accuracy on held-out items before training, of the base model, and after training, of the
+    last step of a run that has ended."""
     held_out_intervals: dict[str, Json]
     """For each of these accuracies, its number of items and its 95 % interval: `items`, `low`,
     `high`.
     """
     held_out_curve: list[HeldOutPoint]
-    """Results on held-out items by step: before, during and after training."""
+    """Results on held-out items by step; 0 is the model before training."""
     evaluation: Json | None = None
-    """Tells how many evaluations have `failed` before, during or after training, with `last_step`
-    and `last_reason`, and for how many `blocked_seconds` evaluations have delayed training.
+    """How many evaluations have `failed`, with `last_step` and `last_reason`, and for how many
+    `blocked_seconds` evaluations have delayed training.
     """
     weights: WeightLocations
     final_metrics: Json

@@ -30,7 +30,7 @@ from lachesis.runs.environment_counters import read_all_counts
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.held_out_results import (
     HeldOutPoint,
-    build_run_curve,
+    build_held_out_curve,
     find_newest_accuracy,
     read_accuracies,
     read_accuracy_intervals,
@@ -63,7 +63,7 @@ def build_run_status(
     manifests = Checkpoints(run_dir.checkpoints).list_intact()
     checkpoints = [manifest.step for manifest in manifests]
     steps = _select_attempt_steps(record, steps, checkpoints)
-    last_step, curve = steps[-1] if steps else {}, build_run_curve(record, run_dir, steps)
+    last_step, curve = steps[-1] if steps else {}, build_held_out_curve(steps)
     phase = f"waiting for place {queue['place']} in the queue" if queue else record.phase
     progress = RunProgress(
         step=last_step.get("step", 0),
@@ -166,7 +166,7 @@ def build_run_results(
         "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
         "error": record.error,
     }
-    curve = build_run_curve(record, run_dir, steps)
+    curve = build_held_out_curve(steps)
     return RunResults(
         run_id=record.run_id,
         status=record.status,
@@ -175,8 +175,8 @@ def build_run_results(
         wandb_project=record.wandb_project,
         wandb_run_name=record.wandb_run_name,
         reward=_compute_first_and_last_reward(steps),
-        held_out=read_accuracies(record),
-        held_out_intervals=read_accuracy_intervals(record),
+        held_out=read_accuracies(record, run_dir, steps),
+        held_out_intervals=read_accuracy_intervals(record, run_dir, steps),
         held_out_curve=curve,
         **summarize_last_steps(steps, curve),
         weights=find_weights(run_dir),
@@ -255,8 +255,7 @@ def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
     """Return the log file per process; the three processes of every run are always present."""
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
-    logs = {shorten_service_name(name): run_dir.get_log_file(name) for name in names}
-    return {name: str(log) for name, log in (logs | run_dir.find_evaluation_logs()).items()}
+    return {shorten_service_name(name): str(run_dir.get_log_file(name)) for name in names}
 
 
 def _read_counts(record: RunRecord, run_dir: RunDir) -> Json:

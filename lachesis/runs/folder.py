@@ -91,11 +91,6 @@ class RunDir:
         """Return the name by which `lachesis logs` knows a log file of this run."""
         return log.stem.removesuffix(f"_{self.path.name}")
 
-    def find_evaluation_logs(self) -> dict[str, Path]:
-        """Return the logs of evaluations before and after training, by their names."""
-        logs = sorted(self.logs.glob(f"evaluate_*_{self.path.name}.log"))
-        return {self.get_log_name(log): log for log in logs}
-
     @contextlib.contextmanager
     def hold_alive_lock(self, timeout_s: float = 60.0) -> Iterator[int]:
         """Mark the run as alive while the yielded file descriptor is open here or in a child.

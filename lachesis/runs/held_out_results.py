@@ -10,17 +10,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.confidence_intervals import wilson_interval
-from lachesis.base.errors import RunStateError, shorten
 from lachesis.base.files import storage_errors
 from lachesis.base.json_text import Json, read_json_lines
-from lachesis.base.paths import to_safe_name
-from lachesis.base.reward_values import is_score
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 
 Step = Mapping[str, Any]
+# Prefixes of the metrics of the weights of a step, and of the base model.
+OWN_PREFIX, BASE_PREFIX = "eval/", "eval_base/"
 # Names that environments use for the share of correct answers, the preferred one first.
 ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
 
@@ -100,33 +99,6 @@ def build_held_out_curve(
     return [points[step] for step in sorted(points)]
 
 
-def build_whole_curve(
-    steps: Sequence[Step], evaluation: Mapping[str, Mapping[str, float]], *, is_from_base: bool
-) -> list[HeldOutPoint]:
-    """Return the curve of a run including its evaluations before and after training.
-
-    Args:
-        steps: Lines of `metrics.jsonl` in order.
-        evaluation: The metrics `before` and `after` training in the run's record.
-        is_from_base: Whether training began with the base model, so that `before` is the result of
-            step 0.
-    """
-    points = {point.step: point for point in build_held_out_curve(steps)}
-    if is_from_base:
-        before = to_point(evaluation.get("before", {}), 0)
-    else:
-        before = None
-    if before is not None:
-        points.setdefault(0, before)
-    if steps:
-        after = to_point(evaluation.get("after", {}), steps[-1]["step"])
-    else:
-        after = None
-    if after is not None:
-        points[after.step] = after
-    return [points[step] for step in sorted(points)]
-
-
 def describe_point(point: HeldOutPoint | None) -> str:
     """Describe a held-out result, as in `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
     if point is None:
@@ -152,33 +124,10 @@ def describe_share(share: float, low: float | None, high: float | None) -> str:
 
 def is_evaluation_key(key: str) -> bool:
     """Return whether a key of the metrics belongs to a held-out evaluation."""
-    return key.startswith("eval/") or (key.startswith("environments/") and "/eval/" in key)
-
-
-def read_evaluation(folder: Path) -> dict[str, float]:
-    """Return the metrics in `folder`/metrics.json, except values that are not finite numbers.
-
-    Raises:
-        RunStateError: The environment wrote no number.
-    """
-    file = folder / "metrics.json"
-    try:
-        metrics = dict(json.loads(file.read_text())["results"]["all"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunStateError(
-            f"{file} has no evaluation ({type(error).__name__}); the environment's evaluate() must "
-            "return its metrics or call evaluate_log(metrics)"
-        ) from error
-    numbers = {
-        key: float(value)
-        for key, value in metrics.items()
-        if isinstance(value, int | float) and is_score(value)
-    }
-    if not numbers:
-        raise RunStateError(
-            f"the evaluation has no metric that is a finite number: {shorten(repr(metrics))}"
-        )
-    return numbers
+    is_of_another = key.startswith("environments/") and (
+        f"/{OWN_PREFIX}" in key or f"/{BASE_PREFIX}" in key
+    )
+    return is_of_another or key.startswith((OWN_PREFIX, BASE_PREFIX))
 
 
 MAX_REASON_CHARS = 1000
@@ -186,29 +135,56 @@ MAX_REASON_CHARS = 1000
 MIN_BLOCKED_S = 5.0
 
 
-def build_run_curve(
+def starts_from_base(record: RunRecord, run_dir: RunDir) -> bool:
+    """Return whether a run's first step begins with the base model, unchanged."""
+    return record.forked_from is None and not (run_dir.path / "sft.json").exists()
+
+
+def find_base_result(
     record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
-) -> list[HeldOutPoint]:
-    """Return the held-out results of a run's own environment in order of the evaluated steps.
+) -> HeldOutPoint | None:
+    """Return the held-out result of the base model with a run's own environment, or None."""
+    return to_point(_find_base_metrics(record, run_dir, steps, ""), 0)
 
-    The evaluation after training is the last point. The one before training is the first point if
-    training began with the base model.
+
+def find_held_out_answers(run_dir: RunDir) -> dict[str, tuple[str, Path]]:
+    """Return the recorded answers of a run's own environment to held-out items.
+
+    Returns:
+        Under `before` those of the base model, or else of step 0; under `after` those of the newest
+            weights that were evaluated: whose they are, and the JSONL file.
     """
-    has_sft = (run_dir.path / "sft.json").exists()
-    return build_whole_curve(
-        steps, record.evaluation, is_from_base=record.forked_from is None and not has_sft
-    )
+    files = {
+        int(file.parent.name.removeprefix("step-")): file
+        for file in run_dir.evaluation.glob("step-*/samples.jsonl")
+        if file.parent.name.removeprefix("step-").isdecimal()
+    }
+    answers = {}
+    if (base := run_dir.evaluation / "base" / "samples.jsonl").is_file():
+        answers["before"] = ("by the base model", base)
+    elif 0 in files:
+        answers["before"] = ("before training", files[0])
+    if (newest := max(files, default=0)) > 0:
+        answers["after"] = (f"after step {newest:,}", files[newest])
+    return answers
 
 
-def read_accuracies(record: RunRecord) -> dict[str, float | None]:
-    """Return the accuracy before and after training of each of the run's environments."""
-    return {name: _get_accuracy(metrics) for name, metrics in _split_evaluations(record).items()}
+def read_accuracies(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
+) -> dict[str, float | None]:
+    """Return the accuracy of the base model and of the last step of each of the run's
+    environments.
+    """
+    evaluations = _find_first_and_last(record, run_dir, steps)
+    return {name: _get_accuracy(metrics) for name, metrics in evaluations.items()}
 
 
-def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
+def read_accuracy_intervals(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
+) -> dict[str, Json]:
     """Return `items`, `low` and `high` of each accuracy whose number of items is known."""
     intervals = {}
-    for name, metrics in _split_evaluations(record).items():
+    for name, metrics in _find_first_and_last(record, run_dir, steps).items():
         accuracy = _get_accuracy(metrics)
         if accuracy is not None and (
             interval := compute_interval(accuracy, metrics.get("eval/items"))
@@ -218,7 +194,7 @@ def read_accuracy_intervals(record: RunRecord) -> dict[str, Json]:
 
 
 def record_failed_evaluation(file: Path, step: int, environment: str, reason: str) -> None:
-    """Append a failed evaluation, before, during or after training, to the run's file of them.
+    """Append a failed evaluation to the run's file of them.
 
     Raises:
         StorageError: The file cannot be written.
@@ -283,27 +259,52 @@ def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
     return None
 
 
-def find_newest_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint | None:
+def find_newest_result(steps: Sequence[Step]) -> HeldOutPoint | None:
     """Return the newest held-out result of a run, given its last steps."""
-    curve = build_whole_curve(steps, record.evaluation, is_from_base=False)
+    curve = build_held_out_curve(steps)
     if curve:
         return curve[-1]
     return None
 
 
-def _split_evaluations(record: RunRecord) -> dict[str, dict[str, float]]:
-    """Return the metrics of each environment's evaluations before and after training, by name."""
-    evaluations = dict(record.evaluation)
-    for name in record.additional_environments:
-        prefix = f"{to_safe_name(name)}/"
-        for moment, metrics in record.evaluation.items():
-            own_metrics = {
-                key.removeprefix(prefix): value
-                for key, value in metrics.items()
-                if key.startswith(prefix)
-            }
-            evaluations[f"{name} {moment}"] = own_metrics
+def _find_first_and_last(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
+) -> dict[str, dict[str, float]]:
+    """Return the metrics `before` training, of the base model, and `after` it, of the last step of
+    a run that has ended; those of a further environment under its name and these words.
+    """
+    evaluations = {}
+    for name in ("", *record.additional_environments):
+        prefix = f"environments/{name}/" if name else ""
+        found = {"before": _find_base_metrics(record, run_dir, steps, prefix)}
+        if record.has_ended and steps:
+            found["after"] = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"])
+        for moment, metrics in found.items():
+            if metrics:
+                evaluations[f"{name} {moment}".strip()] = metrics
     return evaluations
+
+
+def _find_base_metrics(
+    record: RunRecord, run_dir: RunDir, steps: Sequence[Step], prefix: str
+) -> dict[str, float]:
+    """Return the metrics of the base model under `eval/NAME`: its own, or those of step 0."""
+    metrics = _find_metrics(steps, f"{prefix}{BASE_PREFIX}", 0)
+    if not metrics and starts_from_base(record, run_dir):
+        metrics = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", 0)
+    return metrics
+
+
+def _find_metrics(steps: Sequence[Step], prefix: str, evaluated_step: int) -> dict[str, float]:
+    """Return the metrics of the evaluation of one step, under `eval/NAME`."""
+    for line in steps:
+        if line.get(f"{prefix}step") == evaluated_step:
+            return {
+                f"{OWN_PREFIX}{key.removeprefix(prefix)}": value
+                for key, value in line.items()
+                if key.startswith(prefix) and value is not None
+            }
+    return {}
 
 
 def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
@@ -313,4 +314,6 @@ def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
     point = to_point(metrics, 0)
     if point is not None:
         return point.percent_correct
-    return next(iter(metrics.values()), None)
+    others = ("step", "failed", "items", "seconds")
+    names = [key for key in metrics if key.removeprefix(OWN_PREFIX) not in others]
+    return metrics[names[0]] if names else None

@@ -96,9 +96,11 @@ METRIC_MEANINGS: Mapping[str, str] = MappingProxyType({
     "eval/seconds": "duration of the evaluation, in seconds",
     "eval/failed": "evaluations that failed since the line before",
     "eval/NAME": "what else the environment reports of held-out items",
+    "eval_base/NAME": "the same of the base model, where training does not begin with it",
     "environments/NAME/reward_mean": "mean score of the rollouts of one of several environments",
     "environments/NAME/rollouts": "rollouts of one of several environments in the batch",
     "environments/NAME/eval/NAME": "held-out results of one of several environments",
+    "environments/NAME/eval_base/NAME": "the same of the base model",
 })  # fmt: skip
 
 

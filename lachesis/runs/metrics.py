@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -126,6 +127,14 @@ class MetricsFile:
         complete_lines = content[: content.rfind(b"\n") + 1]
         return _parse_steps(complete_lines), min(position, size) + len(complete_lines)
 
+    def find_first(self, name: str) -> Step | None:
+        """Return the first line that has this metric, without parsing those before it."""
+        mark = f"{json.dumps(name)}:".encode()
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            found = _parse_steps(next((line for line in file if mark in line), b""))
+            return found[0] if found else None
+        return None
+
     def head(self, count: int) -> list[Step]:
         """Return at most the first `count` lines, as long as none of their steps was made again."""
         try:
@@ -164,7 +173,9 @@ def _add_evaluation(steps: Sequence[Step], metrics: Mapping[str, float]) -> list
 
 
 def _is_of_step_0(evaluation: Mapping[str, Any]) -> bool:
-    return any(value == 0 for key, value in evaluation.items() if key.endswith("eval/step"))
+    return any(
+        value == 0 for key, value in evaluation.items() if key.endswith(("eval/step", "base/step"))
+    )
 
 
 def _parse_steps(content: bytes) -> list[Step]:

@@ -141,8 +141,6 @@ class RunRecord(BaseModel):
     services: dict[str, ServiceRecord] = {}
     dead_environments: dict[str, str] = {}
     """Environments whose groups were all invalid in this attempt, with the reason, by name."""
-    evaluation: dict[str, dict[str, float]] = {}
-    """Held-out metrics of the environment, before and after training."""
 
     @property
     def set_fields(self) -> dict[str, Any]:

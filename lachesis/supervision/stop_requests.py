@@ -15,12 +15,8 @@ from lachesis.runs.store import RunStore
 CHECK_INTERVAL_S = 3.0
 
 
-class RequestToEnd(Exception):
-    """The work ends because somebody has asked for it, which is no failure."""
-
-
-class StopRequested(RequestToEnd):
-    """The run should end, with a checkpoint."""
+class StopRequested(Exception):
+    """The run should end, with a checkpoint, as somebody has asked; this is no failure."""
 
 
 class StopCheck:

@@ -1,4 +1,4 @@
-"""Run one attempt of a training run: start its services, supervise them, evaluate its models.
+"""Run one attempt of a training run: start its services, and supervise them.
 
 Nothing here knows who watches. A supervisor passes `show_step`, which shows a step while it lasts,
 `ask_stop`, which raises `StopRequested` if the run should end, and `report`, which is told how far
@@ -19,7 +19,6 @@ from lachesis.config.profiles import adopt_profile_keys, check_profile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
-from lachesis.supervision.held_out_evaluations import HeldOutEvaluations
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.readiness import RunServices, ShowStep, fetch_trainer_health
 from lachesis.supervision.restarts import ServiceRestarter
@@ -84,9 +83,6 @@ class TrainingRun:
         self.services = RunServices(group, store, self.run_id, show_step)
         self.restarter = ServiceRestarter(self.services, self.plan, self.stop_check)
         self.env_ids = self.restarter.env_ids
-        self.evaluations = HeldOutEvaluations(
-            store, self.run_id, self.plan, group, self.stop_check.check_now_and_then, show_step
-        )
         self.dead_environment_detector = DeadEnvironmentDetector(
             store, self.run_id, self.plan, received=received_groups
         )
@@ -113,7 +109,6 @@ class TrainingRun:
             starting_specs.append(spec)
         self._wait_for_services(starting_specs)
         self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
-        self.evaluations.begin()
 
     def _wait_for_services(self, starting_specs: list[ServiceSpec]) -> None:
         while starting_specs:
@@ -123,17 +118,23 @@ class TrainingRun:
             self.stop_check.check()
 
     def supervise(self) -> str:
-        """Supervise the services until the trainer has made its last step, and return how it ended.
+        """Supervise the services until the trainer has ended, and return how training ended.
 
-        This is the step `train`, which lasts as long as training.
+        The step `train` lasts until the last step is saved; held-out evaluations that are due then
+        are a step of their own.
 
         Raises:
             ProcessExitedError: A service has died and cannot be restarted.
             StopRequested: The run should end.
         """
-        return str(self.show_step("train", self._watch_training))
+        ended = self.show_step("train", lambda: self._watch_training(until="evaluation"))
+        if ended is None:
+            self.store.update(self.run_id, phase="evaluating")
+            ended = self.show_step("evaluate held-out items", self._watch_training)
+        return str(ended)
 
-    def _watch_training(self) -> str:
+    def _watch_training(self, until: str = "") -> str | None:
+        """Return how training has ended, or None once the trainer waits for `until`."""
         total, checked_at = self.plan.config.env.total_steps, time.monotonic()
         progressed_at, last_step = time.monotonic(), -1
         while True:
@@ -147,6 +148,8 @@ class TrainingRun:
             if health.get("phase") == "finished" or self._handle_exits():
                 self.report(total, total)
                 return "completed"
+            if until and health.get("waiting_for") == until:
+                return None
             self._stop_if(health.get("over_budget"))
             if time.monotonic() - checked_at > CHECK_INTERVAL_S:
                 checked_at = time.monotonic()
@@ -188,8 +191,9 @@ class TrainingRun:
         service is restarted, or the attempt ends.
         """
         exit_codes = self.group.collect_exit_codes()
-        names = exit_codes.keys() - self.evaluations.service_names
-        for name in sorted(names, key=lambda service: START_ORDER.index(get_service_role(service))):
+        for name in sorted(
+            exit_codes, key=lambda service: START_ORDER.index(get_service_role(service))
+        ):
             code = exit_codes[name]
             self.group.require_reaper()
             if name == "trainer" and code == 0:
@@ -232,18 +236,3 @@ class TrainingRun:
             if trainer_info.get("wandb_url", self.record.wandb_url) != self.record.wandb_url:
                 log.info("W&B: %s", trainer_info["wandb_url"])
             self.record = self.store.update(self.run_id, **trainer_info)
-
-    def evaluate_held_out(self) -> None:
-        """Evaluate the trained model on held-out items, and wait for the result of the base model.
-
-        A failed evaluation is counted with its reason, and the run still completes.
-
-        Raises:
-            StopRequested: The run should end.
-        """
-        if not self.plan.evaluations or not self.group.is_running("trainer"):
-            return
-        self.store.update(self.run_id, phase="evaluating")
-        for environment in self.env_ids:
-            self.group.stop(environment)
-        self.evaluations.finish()

@@ -28,16 +28,13 @@ from lachesis.inference_server.serving import (
     serve_without_training,
 )
 from lachesis.runs.folder import RunDir
-from lachesis.runs.store import RunStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lachesis.checkpoints.manifests import Checkpoints, Manifest
-    from lachesis.trainer.evaluation_schedule import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
     from lachesis.trainer.trained_model import Policy
-from lachesis.inference_server.token_usage import Usage
 from lachesis.trainer.trackers import create_trackers
 
 log = logging.getLogger("lachesis.trainer")
@@ -72,9 +69,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="continue from the newest complete checkpoint, if there is one",
     )
     parser.add_argument(
-        "--hold",
+        "--evaluate-base",
         action="store_true",
-        help="after the last step keep serving inference until SIGTERM",
+        help="evaluate the base model too, because training does not begin with it",
     )
     parser.add_argument(
         "--base-only",
@@ -202,11 +199,11 @@ async def _train(
                 resume_checkpoint,
                 run_dir,
                 tokenizer,
-                has_final_evaluation=args.hold,
+                evaluate_base=args.evaluate_base,
             )
         )
         trainer.state.get_pause = watch.get_pause
-        await watch.run_unless_failed(_serve_and_train(trainer, sock, stop, hold=args.hold))
+        await watch.run_unless_failed(_serve_and_train(trainer, sock, stop))
         status = "success"
     finally:
         await policy.close(status)
@@ -220,10 +217,11 @@ async def _create_trainer(
     run_dir: RunDir,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    has_final_evaluation: bool,
+    evaluate_base: bool,
 ) -> Trainer:
     """Return the trainer with its state, which is that of the checkpoint if there is one."""
     from lachesis.trainer.checkpoint_saving import CheckpointManager
+    from lachesis.trainer.evaluation_schedule import EvaluationScheduler
     from lachesis.trainer.loop import Trainer
     from lachesis.trainer.rollout_client import RolloutClient
     from lachesis.trainer.trainer_state import TrainerState
@@ -238,8 +236,13 @@ async def _create_trainer(
     )
     state.groups = checkpoint_manager.groups
     state.groups_by_environment = dict(checkpoint_manager.groups_by_environment)
-    state.evaluations = _create_evaluations(
-        config, run_dir, state.usage, has_final_evaluation=has_final_evaluation
+    state.evaluations = EvaluationScheduler(
+        list(config.build_environment_configs()),
+        every_steps=config.env.steps_per_eval,
+        last_step=config.env.total_steps if config.tinker.final_evaluation else None,
+        base_sampler=policy.base_sampler if evaluate_base else None,
+        usage=state.usage,
+        failures_file=run_dir.failed_evaluations,
     )
     checkpoint_manager.get_evaluated_step = lambda: state.evaluations.step_awaited
     if resume_checkpoint:
@@ -258,10 +261,8 @@ async def _create_trainer(
     )
 
 
-async def _serve_and_train(
-    trainer: Trainer, sock: socket.socket, stop: asyncio.Event, *, hold: bool
-) -> None:
-    """Serve inference and train until the last step, then keep serving if `hold`."""
+async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event) -> None:
+    """Serve inference and train until the last step, or until the run is ended for its budget."""
     from lachesis.inference_server.app import create_app
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
@@ -276,40 +277,11 @@ async def _serve_and_train(
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
         async with serve_in_background(guard_app(app, config), sock):
             await trainer.run(stop)
-            if (hold or state.describe_exceeded_budget(config.limits)) and not stop.is_set():
+            if state.describe_exceeded_budget(config.limits):
                 await stop.wait()
-                trainer.note_final_evaluation(_read_final_evaluation(trainer.run_dir))
     finally:
         await asyncio.to_thread(trainer.trackers.close)
         await trainer.rollout_client.close()
-
-
-def _create_evaluations(
-    config: RunConfig, run_dir: RunDir, usage: Usage, *, has_final_evaluation: bool
-) -> EvaluationScheduler:
-    """Return the schedule of the run's evaluations.
-
-    With `has_final_evaluation` the last step is evaluated after training, by another process.
-    """
-    from lachesis.trainer.evaluation_schedule import EvaluationScheduler
-
-    return EvaluationScheduler(
-        list(config.build_environment_configs()),
-        every_steps=config.env.steps_per_eval,
-        excluded_step=config.env.total_steps if has_final_evaluation else None,
-        usage=usage,
-        failures_file=run_dir.failed_evaluations,
-    )
-
-
-def _read_final_evaluation(run_dir: RunDir) -> dict[str, float]:
-    """Return the metrics of the evaluation after training, or nothing."""
-    try:
-        record = RunStore(run_dir.path.parent.parent).load(run_dir.path.name)
-    except LachesisError as error:
-        log.warning("the final evaluation is not in the metrics: %s", error)
-        return {}
-    return record.evaluation.get("after", {})
 
 
 if __name__ == "__main__":

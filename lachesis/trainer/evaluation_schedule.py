@@ -1,10 +1,12 @@
-"""Schedule held-out evaluations during training, keep their weights, and collect their results.
+"""Schedule the held-out evaluations of a run, keep their weights, and collect their results.
 
-The trainer decides when an evaluation is due: at each step that is a multiple of `steps_per_eval`,
-including step 0. Environments ask for it (see `lachesis.environment_process.requested_evaluations`)
-and run it beside training, so no step waits. All environments of a run evaluate the same weights;
-the next evaluation begins when they have ended, so that at most one older version of the weights is
-kept.
+An evaluation is due at step 0, at each multiple of `steps_per_eval`, and at the last step; where
+training does not begin with the base model, that model is evaluated once, when nothing else is.
+Environments ask for evaluations (see `lachesis.environment_process.requested_evaluations`) and run
+them beside training, so no step waits. All environments of a run evaluate the same weights; the
+next evaluation begins when they have ended, so that at most one older version of the weights is
+kept. An environment that gives no sign of life, and an evaluation that reaches its deadline, are
+given up.
 """
 
 from __future__ import annotations
@@ -24,18 +26,23 @@ import tinker
 from lachesis.base.reward_values import is_score
 from lachesis.base.tinker_client import call_sdk
 from lachesis.inference_server.token_usage import Usage
-from lachesis.runs.held_out_results import HeldOutPoint, record_failed_evaluation, to_point
+from lachesis.runs.held_out_results import (
+    BASE_PREFIX,
+    OWN_PREFIX,
+    HeldOutPoint,
+    is_evaluation_key,
+    record_failed_evaluation,
+    to_point,
+)
 from lachesis.runs.metrics import FAILED_KEY
 
 log = logging.getLogger(__name__)
 # How long a request for the next evaluation may stay open.
 LONG_POLL_S = 20.0
-# An evaluation without a heartbeat for this long is given up.
+# An environment that has sent nothing for this long has no part in an evaluation any more.
 HEARTBEAT_TIMEOUT_S = 120.0
-# How long after the last step an environment may take to begin an evaluation that is due.
-BEGIN_TIMEOUT_S = 30.0
-# How long after the last step a running evaluation may take to end.
-FINISH_TIMEOUT_S = 600.0
+# How long an evaluation may take.
+DEADLINE_S = 3600.0
 # After this many updates one token is sampled from the weights of an evaluation, because servers
 # may drop idle weights.
 UPDATES_PER_KEEPALIVE = 8
@@ -50,23 +57,28 @@ class EvaluationEndedError(Exception):
 
 
 @dataclass
-class EvaluationRound:
-    """Hold one evaluation by all environments of a run; `waiting` are those that have not begun."""
+class EnvironmentPart:
+    """Hold the part of one environment in an evaluation; it has no `id` until it begins."""
 
-    step: int
-    sampler: tinker.SamplingClient
-    waiting_environments: list[str]
-    started_at: float = field(default_factory=time.monotonic)
-    updates: int = 0
+    id: str = ""
+    attempts: int = 0
 
 
 @dataclass
-class RunningEvaluation:
-    """Hold the part of one environment in a round."""
+class EvaluationRound:
+    """Hold one evaluation by all environments of a run; `parts` are those that have not ended."""
 
-    environment: str
-    attempts: int
-    heartbeat_at: float = field(default_factory=time.monotonic)
+    step: int
+    sampler: tinker.SamplingClient
+    parts: dict[str, EnvironmentPart]
+    is_base: bool = False
+    started_at: float = field(default_factory=time.monotonic)
+    updates: int = 0
+
+    @property
+    def model(self) -> str:
+        """Return whose weights are evaluated, in words."""
+        return "the base model" if self.is_base else f"step {self.step}"
 
 
 class EvaluationScheduler:
@@ -75,7 +87,8 @@ class EvaluationScheduler:
     Args:
         environments: The names of the run's environments, its own first.
         every_steps: Steps between evaluations; 0 or less for none.
-        excluded_step: The last step of the run, if another process evaluates it.
+        last_step: The step that is evaluated beside step 0 whatever `every_steps` is, if any.
+        base_sampler: The base model, if it is evaluated apart from step 0.
         usage: Counts the tokens that are requested here.
         failures_file: The JSONL file for the reasons of failed evaluations.
     """
@@ -85,26 +98,27 @@ class EvaluationScheduler:
         environments: Sequence[str] = ("",),
         *,
         every_steps: int = 0,
-        excluded_step: int | None = None,
+        last_step: int | None = None,
+        base_sampler: tinker.SamplingClient | None = None,
         usage: Usage | None = None,
         failures_file: Path | None = None,
     ) -> None:
-        self.environments, self.every_steps, self.excluded_step = (
-            list(environments),
-            every_steps,
-            excluded_step,
-        )
+        self.environments = list(environments)
+        self.every_steps, self.last_step = every_steps, last_step
         self.usage, self.failures_file = usage or Usage(), failures_file
         self.num_failed = 0
         # Whether no further evaluation will be due.
-        self.is_over = every_steps <= 0
+        self.is_over = every_steps <= 0 and last_step is None and base_sampler is None
         # Results of the run's own environment that the trainer has not taken yet.
         self.results: list[HeldOutPoint] = []
+        self._base_sampler = base_sampler
         self._evaluated_steps: set[int] = set()
         # Environments that have no evaluation; they are asked once.
         self._excluded_environments: set[str] = set()
         self._round: EvaluationRound | None = None
-        self._running: dict[str, RunningEvaluation] = {}
+        # When each environment has last sent something. Before the first step it may still load its
+        # data, so that this begins with a step.
+        self._heard_at: dict[str, float] = {}
         self._unwritten_metrics: dict[str, float] = {}
         self._change_event = asyncio.Event()
         self._keepalive_tasks: set[asyncio.Task[Any]] = set()
@@ -112,7 +126,7 @@ class EvaluationScheduler:
     @property
     def step_under_way(self) -> int | None:
         """Return the step whose weights are being evaluated now."""
-        if self._round:
+        if self._round and not self._round.is_base:
             return self._round.step
         return None
 
@@ -132,54 +146,46 @@ class EvaluationScheduler:
         Lines after `first_step` will be written again. A result on one of them stays valid if its
         weights are not newer than `first_step`; it moves to the next line.
         """
-        prefixes = ["", *(f"environments/{name}/" for name in self.environments[1:])]
         for line in steps:
-            for prefix in prefixes:
-                evaluated_step = line.get(f"{prefix}eval/step")
-                if evaluated_step is None or evaluated_step > first_step:
+            for name, evaluated_step in line.items():
+                prefix, _, end = name.rpartition("/")
+                if end != "step" or not is_evaluation_key(name) or evaluated_step > first_step:
                     continue
-                if not prefix:
+                prefix += "/"
+                if prefix == OWN_PREFIX:
                     self._evaluated_steps.add(int(evaluated_step))
+                elif prefix == BASE_PREFIX:
+                    self._base_sampler = None
                 if line["step"] > first_step:
                     self._unwritten_metrics |= {
                         key: value
                         for key, value in line.items()
-                        if key.startswith(f"{prefix}eval/") and key != FAILED_KEY
+                        if key.startswith(prefix) and key != FAILED_KEY
                     }
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
         """Begin an evaluation of these weights if one is due; call it after each step and before
         the first.
         """
-        self._give_up_silent()
         if self._round is not None:
             self._keep_weights_alive(self._round)
-        if not self._is_due(step):
-            return
-        if self._round is not None:
-            self._give_up_waiting("the environment did not begin it before the next one was due")
-        if self._round is not None:
-            log.warning(
-                "no evaluation of step %d: that of step %d is still running",
-                step,
-                self._round.step,
-            )
-            return
-        self._evaluated_steps.add(step)
-        environments = [
-            name for name in self.environments if name not in self._excluded_environments
-        ]
-        if not environments:
-            return
-        self._round = EvaluationRound(step, sampler, environments)
-        self._wake_waiters()
+        self._give_up_dead_parts()
+        if self._is_due(step):
+            if self._round is None:
+                self._evaluated_steps.add(step)
+                self._start_round(step, sampler)
+            else:
+                under_way = self._round.model
+                log.warning("no evaluation of step %d: that of %s is running", step, under_way)
+        self._start_base_round()
 
     async def wait_for_next(self, environment: str, wait_s: float = LONG_POLL_S) -> dict[str, Any]:
         """Wait until this environment has an evaluation to run, and begin it.
 
         Returns:
-            Its `id` and the `step` of its weights; `{"over": True}` if there will be no more; `{}`
-                if there was none within `wait_s` seconds.
+            Its `id`, the `step` of its weights and whether they are those of the base model
+                (`is_base`); `{"over": True}` if there will be no more; `{}` if there was none
+                within `wait_s` seconds.
         """
         deadline = time.monotonic() + wait_s
         while True:
@@ -195,32 +201,23 @@ class EvaluationScheduler:
 
     def get_sampler(self, evaluation_id: str) -> tinker.SamplingClient:
         """Return the weights of an evaluation, or raise EvaluationEndedError."""
-        self.record_heartbeat(evaluation_id)
-        assert self._round is not None
-        return self._round.sampler
+        return self._find_round(evaluation_id)[0].sampler
 
     def record_heartbeat(self, evaluation_id: str) -> None:
         """Record a heartbeat of an evaluation, or raise EvaluationEndedError."""
-        running = self._running.get(evaluation_id)
-        if running is None or self._round is None:
-            raise EvaluationEndedError(f"evaluation {evaluation_id[:40]} has ended or was given up")
-        running.heartbeat_at = time.monotonic()
+        self._find_round(evaluation_id)
 
     def finish(self, evaluation_id: str, report: Mapping[str, Any]) -> None:
         """Record the metrics of an evaluation or why it failed, or raise EvaluationEndedError."""
-        self.record_heartbeat(evaluation_id)
-        assert self._round is not None
-        running, step = self._running.pop(evaluation_id), self._round.step
+        round_, environment = self._find_round(evaluation_id)
         if report.get("is_last"):
-            self._excluded_environments.add(running.environment)
+            self._excluded_environments.add(environment)
         metrics = _parse_metrics(report.get("metrics"))
         if report.get("error") or not metrics:
-            self._record_failure(
-                running.environment, step, str(report.get("error") or "it gave no metrics")
-            )
+            self._give_up(environment, str(report.get("error") or "it gave no metrics"))
         else:
-            self._accept_result(running.environment, step, metrics, report)
-        self._close_if_done()
+            self._accept_result(round_, environment, metrics, report)
+            self._end_part(environment)
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics that have arrived since the last call, for the line of a step."""
@@ -228,91 +225,126 @@ class EvaluationScheduler:
         return metrics
 
     async def wait_for_last_round(self, stop: asyncio.Event) -> None:
-        """Wait after the last step for an evaluation that is due or running, unless it is dead.
+        """Wait after the last step for what is due or running; when `stop` is set, it has failed.
 
-        One that has not ended after FINISH_TIMEOUT_S seconds, or when `stop` is set, counts as
-        failed.
+        The base model is evaluated now if it was not before.
         """
-        deadline = time.monotonic() + FINISH_TIMEOUT_S
-        while self._round is not None and not stop.is_set() and time.monotonic() < deadline:
-            if time.monotonic() - self._round.started_at > BEGIN_TIMEOUT_S:
-                self._give_up_waiting(
-                    f"the environment did not begin it within {BEGIN_TIMEOUT_S:g} s"
-                )
-            self._give_up_silent()
+        self._start_base_round()
+        while self._round is not None:
+            self._heard_at = dict.fromkeys(self.environments, time.monotonic()) | self._heard_at
+            self._give_up_dead_parts("the run was stopped" if stop.is_set() else None)
+            self._start_base_round()
             change_event = self._change_event
             try:
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(1.0 if self._round else 0.0):
                     await change_event.wait()
             except TimeoutError:
                 continue
-        timeout_reason = f"it had not ended {FINISH_TIMEOUT_S:g} s after the last step"
-        self._give_up_all("the run was stopped" if stop.is_set() else timeout_reason)
         self.is_over = True
         self._wake_waiters()
 
     # --- one round
 
     def _is_due(self, step: int) -> bool:
-        if self.is_over or step % self.every_steps or step == self.excluded_step:
+        if self.is_over or step in self._evaluated_steps:
             return False
-        return step not in self._evaluated_steps
+        if self.last_step is not None and step in (0, self.last_step):
+            return True
+        return self.every_steps > 0 and step % self.every_steps == 0
+
+    def _start_round(
+        self, step: int, sampler: tinker.SamplingClient, *, is_base: bool = False
+    ) -> None:
+        parts = {
+            name: EnvironmentPart()
+            for name in self.environments
+            if name not in self._excluded_environments
+        }
+        if parts:
+            self._round = EvaluationRound(step, sampler, parts, is_base)
+            self._wake_waiters()
+
+    def _start_base_round(self) -> None:
+        """Evaluate the base model if that is still to be done and nothing else is under way."""
+        if self._round is None and self._base_sampler is not None:
+            base_sampler, self._base_sampler = self._base_sampler, None
+            self._start_round(0, base_sampler, is_base=True)
 
     def _offer_evaluation(self, environment: str) -> dict[str, Any]:
         """Return an evaluation to run, or nothing.
 
         An environment that asks while its evaluation is running was restarted: it may try again.
         """
-        if self._round is None:
+        self._heard_at[environment] = time.monotonic()
+        part = self._round.parts.get(environment) if self._round else None
+        if self._round is None or part is None:
             return {}
-        attempts = 1
-        lost_ids = [
-            evaluation_id
-            for evaluation_id, running in self._running.items()
-            if running.environment == environment
-        ]
-        if lost_ids:
-            attempts += self._running.pop(lost_ids[0]).attempts
-            if attempts > MAX_ATTEMPTS:
-                self._record_failure(
-                    environment,
-                    self._round.step,
-                    f"its process ended {MAX_ATTEMPTS} times during it",
-                )
-                self._close_if_done()
-                return {}
-        elif environment in self._round.waiting_environments:
-            self._round.waiting_environments.remove(environment)
-        else:
+        if part.attempts == MAX_ATTEMPTS:
+            self._give_up(environment, f"its process ended {MAX_ATTEMPTS} times during it")
             return {}
-        evaluation_id = secrets.token_hex(8)
-        self._running[evaluation_id] = RunningEvaluation(environment, attempts)
-        return {"id": evaluation_id, "step": self._round.step}
+        part.id, part.attempts = secrets.token_hex(8), part.attempts + 1
+        return {"id": part.id, "step": self._round.step, "is_base": self._round.is_base}
+
+    def _find_round(self, evaluation_id: str) -> tuple[EvaluationRound, str]:
+        """Return the round of an evaluation and its environment, which is heard by this."""
+        for environment, part in self._round.parts.items() if self._round else ():
+            if self._round and part.id == evaluation_id:
+                self._heard_at[environment] = time.monotonic()
+                return self._round, environment
+        raise EvaluationEndedError(f"evaluation {evaluation_id[:40]} has ended or was given up")
 
     def _accept_result(
-        self, environment: str, step: int, metrics: dict[str, float], report: Mapping[str, Any]
+        self,
+        round_: EvaluationRound,
+        environment: str,
+        metrics: dict[str, float],
+        report: Mapping[str, Any],
     ) -> None:
         items = report.get("items")
         if is_score(items) and items and "eval/items" not in metrics:
             metrics["eval/items"] = float(items)
-        is_own = environment == self.environments[0]
-        point = to_point(metrics, step)
+        point = to_point(metrics, round_.step)
         if point is not None:
             point_values = point.model_dump(exclude_none=True)
             metrics |= {f"eval/{name}": value for name, value in point_values.items()}
-            if is_own:
+            if environment == self.environments[0] and not round_.is_base:
                 self.results.append(point)
-        metrics["eval/step"] = step
+        metrics["eval/step"] = round_.step
         if is_score(report.get("seconds")):
             metrics["eval/seconds"] = round(float(report["seconds"]), 3)
-        prefix = "" if is_own else f"environments/{environment}/"
-        self._unwritten_metrics |= {f"{prefix}{key}": value for key, value in metrics.items()}
-        log.info("evaluation of step %d: %s", step, json.dumps(metrics))
+        prefix = self._get_prefix(environment, is_base=round_.is_base)
+        self._unwritten_metrics |= {
+            prefix + key.removeprefix(OWN_PREFIX): value for key, value in metrics.items()
+        }
+        log.info("evaluation of %s: %s", round_.model, json.dumps(metrics))
 
-    def _record_failure(self, environment: str, step: int, reason: str) -> None:
+    def _get_prefix(self, environment: str, *, is_base: bool) -> str:
+        kind = BASE_PREFIX if is_base else OWN_PREFIX
+        return kind if environment == self.environments[0] else f"environments/{environment}/{kind}"
+
+    def _give_up_dead_parts(self, reason: str | None = None) -> None:
+        """Give up environments without a sign of life, and all of them for a reason or after the
+        deadline.
+        """
+        round_, now = self._round, time.monotonic()
+        if round_ is None:
+            return
+        if reason is None and now - round_.started_at > DEADLINE_S:
+            reason = f"it had not ended after {DEADLINE_S:g} s"
+        for environment in list(round_.parts):
+            silent_s = now - self._heard_at.get(environment, now)
+            if reason or silent_s > HEARTBEAT_TIMEOUT_S:
+                silence = f"its process has sent no heartbeat for {silent_s:.0f} s"
+                self._give_up(environment, reason or silence)
+
+    def _give_up(self, environment: str, reason: str) -> None:
+        """Record why an environment's part has failed, and end it."""
+        assert self._round is not None
+        step, model = self._round.step, self._round.model
+        self._end_part(environment)
         self.num_failed += 1
-        self._unwritten_metrics["eval/failed"] = self._unwritten_metrics.get("eval/failed", 0) + 1
-        log.warning("the evaluation of step %d failed: %s; training continues", step, reason)
+        self._unwritten_metrics[FAILED_KEY] = self._unwritten_metrics.get(FAILED_KEY, 0) + 1
+        log.warning("the evaluation of %s failed: %s; training continues", model, reason)
         if self.failures_file is None:
             return
         try:
@@ -320,40 +352,17 @@ class EvaluationScheduler:
         except Exception as error:  # The reason is in the log.
             log.warning("the reason could not be stored: %s", error)
 
-    def _give_up_silent(self) -> None:
-        """Give up evaluations whose process is gone or does not respond."""
-        for evaluation_id, running in list(self._running.items()):
-            silent_s = time.monotonic() - running.heartbeat_at
-            if silent_s > HEARTBEAT_TIMEOUT_S and self._round is not None:
-                del self._running[evaluation_id]
-                reason = f"its process has sent no heartbeat for {silent_s:.0f} s"
-                self._record_failure(running.environment, self._round.step, reason)
-        self._close_if_done()
-
-    def _give_up_waiting(self, reason: str) -> None:
-        if self._round is None:
-            return
-        for environment in self._round.waiting_environments:
-            self._record_failure(environment, self._round.step, reason)
-        self._round.waiting_environments.clear()
-        self._close_if_done()
-
-    def _give_up_all(self, reason: str) -> None:
-        """Give up the rest of the round, whether it has begun or not."""
-        if self._round is None:
-            return
-        for running in self._running.values():
-            self._record_failure(running.environment, self._round.step, reason)
-        self._running.clear()
-        self._give_up_waiting(reason)
-
-    def _close_if_done(self) -> None:
-        if self._round is not None and not self._round.waiting_environments and not self._running:
+    def _end_part(self, environment: str) -> None:
+        """End the part of an environment, and the round if it was the last one."""
+        assert self._round is not None
+        del self._round.parts[environment]
+        if not self._round.parts:
             self._round = None
             self._wake_waiters()
 
     def _keep_weights_alive(self, round_: EvaluationRound) -> None:
         """Sample a token from the weights of a round now and then, so that no server drops them."""
+        self._heard_at = dict.fromkeys(self.environments, time.monotonic()) | self._heard_at
         round_.updates += 1
         if round_.updates % UPDATES_PER_KEEPALIVE:
             return

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import BatchError
@@ -15,7 +14,6 @@ from lachesis.config.run_config import RunConfig
 from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.rollouts.writer import RolloutWriter, StepRollouts
 from lachesis.runs.folder import RunDir
-from lachesis.runs.held_out_results import is_evaluation_key, to_point
 from lachesis.runs.metrics import MetricsFile
 from lachesis.trainer.batch.advantages import compute_learning_rate
 from lachesis.trainer.batch.group_to_datums import Batch, BatchSettings, to_batch
@@ -303,22 +301,6 @@ class Trainer:
             self.state.set_waiting_for("evaluation")
             await self.state.evaluations.wait_for_last_round(stop)
         self._add_to_last_step(self._take_evaluations())
-
-    def note_final_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Add the evaluation after training to the metrics of the last step and to its
-        checkpoint.
-        """
-        self.step_accounting.write_spent(self.state.usage)  # It used tokens after the last step.
-        point = to_point(metrics, self.state.step)
-        if point is None:
-            return
-        self.checkpoint_manager.note_held_out(point)
-        point_metrics = {
-            f"eval/{name}": value for name, value in point.model_dump(exclude_none=True).items()
-        }
-        self._add_to_last_step(
-            {**{key: metrics[key] for key in metrics if is_evaluation_key(key)}, **point_metrics}
-        )
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
         if metrics and self.metrics_file.add_evaluation(metrics):

@@ -17,7 +17,7 @@ from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import Mark, choose_mark
 from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
-from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.record import RunRecord
 from lachesis.web.charts import COMPARED_CHARTS, Chart
 from lachesis.web.curve_routes import read_curve_request
@@ -137,7 +137,7 @@ def read_comparison(cache: RunCache, run_ids: Sequence[str]) -> Comparison:
     compared = []
     for run_id in run_ids:
         record, steps = cache.load_record(run_id), cache.read_steps(run_id)
-        curve = build_run_curve(record, cache.store.dir(run_id), steps)
+        curve = build_held_out_curve(steps)
         compared.append(ComparedRun(cache.summarize(record), steps, curve))
     return Comparison(compared)
 

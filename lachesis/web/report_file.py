@@ -17,7 +17,7 @@ from markupsafe import Markup
 from lachesis import __version__
 from lachesis.base.errors import StorageError
 from lachesis.base.files import storage_errors, write_private
-from lachesis.base.json_text import Json, read_json_lines, to_compact_json
+from lachesis.base.json_text import Json, to_compact_json
 from lachesis.base.timestamps import now_iso
 from lachesis.operations.runs import get_results, get_run, judge_run
 from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
@@ -25,7 +25,7 @@ from lachesis.reporting.comparison import Comparison
 from lachesis.reporting.rollouts import (
     AnswerColumn,
     build_answers,
-    read_held_out_groups,
+    read_held_out_lists,
     read_item_facts,
 )
 from lachesis.reporting.run_curves import CurveRequest, record_curves
@@ -133,8 +133,7 @@ def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:
     except StorageError:
         # The other parts of the report are still worth reading.
         phases = []
-    for when in ("before", "after"):
-        samples = read_json_lines(run_dir.evaluation / when / "samples.jsonl")
+    for held_out in read_held_out_lists(run_dir).values():
         groups = [
             ReportedGroup(
                 "Held-out item",
@@ -143,10 +142,10 @@ def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:
                 _make_answers(group.answers, group.scores),
                 describe_scores(group.scores),
             )
-            for group in read_held_out_groups(samples)[:MAX_HELD_OUT_ITEMS]
+            for group in held_out.groups[:MAX_HELD_OUT_ITEMS]
         ]
         if groups:
-            phases.append(ReportedPhase(f"Held-out answers {when} training, the worst", groups))
+            phases.append(ReportedPhase(f"Held-out answers {held_out.title}, the worst", groups))
     return phases
 
 

@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.base.json_text import Json, read_json_lines
+from lachesis.base.json_text import Json
 from lachesis.reporting.rollouts import (
     AnswerColumn,
-    HeldOutGroup,
+    HeldOutList,
     build_answers,
-    read_held_out_groups,
+    read_held_out_lists,
     read_item_facts,
 )
 from lachesis.reporting.run_cache import RunCache
@@ -137,10 +137,9 @@ class RolloutPage:
     num_matching: int
     num_groups: int
     num_pages: int
-    after: list[HeldOutGroup]
-    before: list[HeldOutGroup]
-    num_more_after: int
-    num_more_before: int
+    held_out: dict[str, HeldOutList]
+    """Under `before` and `after`, if they were recorded."""
+    num_held_out_shown: int
     environments: list[str]
     reasons: list[str]
     strip: RewardStrip | None
@@ -159,14 +158,9 @@ def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilt
     record, run_dir = cache.load_record(run_id), cache.store.dir(run_id)
     table = cache.read_group_table(run_id, rollout_filter.text)
     groups, num_matching = table.find(rollout_filter.query)
-    held_out = {
-        when: read_held_out_groups(
-            read_json_lines(run_dir.evaluation / when / "samples.jsonl"), rollout_filter.text
-        )
-        for when in ("before", "after")
-    }
+    held_out = read_held_out_lists(run_dir, rollout_filter.text)
     opened = _open_group(cache, record, table, groups, held_out, rollout_filter)
-    lead, lead_rest = _write_lead(table, held_out["after"])
+    lead, lead_rest = _write_lead(table, held_out.get("after"))
     return RolloutPage(
         record=record,
         mark=choose_mark(record),
@@ -179,10 +173,8 @@ def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilt
         num_matching=num_matching,
         num_groups=table.num_groups,
         num_pages=max(1, -(-num_matching // GROUPS_PER_PAGE)),
-        after=held_out["after"][:HELD_OUT_SHOWN],
-        before=held_out["before"][:HELD_OUT_SHOWN],
-        num_more_after=max(0, len(held_out["after"]) - HELD_OUT_SHOWN),
-        num_more_before=max(0, len(held_out["before"]) - HELD_OUT_SHOWN),
+        held_out=held_out,
+        num_held_out_shown=HELD_OUT_SHOWN,
         environments=table.list_values("environment"),
         reasons=table.list_values("reason"),
         strip=_draw_strip(cache.read_reward_samples(run_id), rollout_filter.opened),
@@ -192,17 +184,18 @@ def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilt
     )
 
 
-def _write_lead(table: GroupTable, after: Sequence[HeldOutGroup]) -> tuple[str, str]:
+def _write_lead(table: GroupTable, after: HeldOutList | None) -> tuple[str, str]:
     """Return the first sentence in two parts: how many answers are wrong at the end, and in all."""
-    if not table.num_groups and not after:
+    if not table.num_groups and not (after and after.groups):
         return "No rollouts are kept yet.", "A run keeps them from its first step on."
     num_wrong = table.count("wrong", GroupQuery())
     rest = f"Of all {table.num_groups:,} recorded groups, {num_wrong:,} hold a wrong answer."
-    if after:
-        scores = [score for group in after for score in group.scores]
+    if after and after.groups:
+        scores = [score for group in after.groups for score in group.scores]
         wrong = sum(score <= 0 for score in scores)
         verb = "is" if wrong == 1 else "are"
-        return f"After training, {wrong:,} of {len(scores):,} held-out answers {verb} wrong.", rest
+        lead = f"{wrong:,} of {len(scores):,} held-out answers {verb} wrong."
+        return f"{after.title.capitalize()}, {lead}", rest
     # Without held-out answers, those of the last step say most about the trained model.
     last_step = int(table.frame["step"].max())  # type: ignore[arg-type]
     groups, _ = table.find(GroupQuery(first_step=last_step, last_step=last_step, limit=10_000))
@@ -216,7 +209,7 @@ def _open_group(
     record: RunRecord,
     table: GroupTable,
     groups: Sequence[RolloutGroup],
-    held_out: Mapping[str, Sequence[HeldOutGroup]],
+    held_out: Mapping[str, HeldOutList],
     rollout_filter: RolloutFilter,
 ) -> OpenedGroup | None:
     """Return the group that the address names, or the first one of the list."""
@@ -266,8 +259,9 @@ def _open_trained(
     )
 
 
-def _open_held_out(groups: Sequence[HeldOutGroup], when: str, number: int) -> OpenedGroup | None:
+def _open_held_out(held_out: HeldOutList, when: str, number: int) -> OpenedGroup | None:
     """Return a held-out item with its answers, of which tokens are not kept."""
+    groups = held_out.groups
     group = next((group for group in groups if group.number == number), None)
     if group is None:
         return None
@@ -279,7 +273,7 @@ def _open_held_out(groups: Sequence[HeldOutGroup], when: str, number: int) -> Op
     place = numbers.index(number)
     return OpenedGroup(
         name=f"{when}-{number}",
-        title=f"{when.capitalize()} training, held out",
+        title=f"{held_out.title.capitalize()}, held out",
         prompt=group.prompt,
         expected=group.expected,
         facts=[],

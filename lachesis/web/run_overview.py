@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from lachesis.base.errors import LachesisError
 from lachesis.base.formatting import format_duration, shorten_count
@@ -17,9 +16,9 @@ from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import RunVerdict, Trouble, describe_trouble, describe_verdict
 from lachesis.reporting.run_list import RunSummary, get_model_name
 from lachesis.reporting.run_settings import SettingRow, list_settings
-from lachesis.reporting.run_view import estimate_eta_s, find_log_files
+from lachesis.reporting.run_view import estimate_eta_s
 from lachesis.runs.folder import RunDir, shorten_service_name
-from lachesis.runs.held_out_results import HeldOutPoint, build_run_curve
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.metrics import Step
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import PastAttempt, RunRecord, describe_attempt, describe_service_state
@@ -124,7 +123,7 @@ def make_run_page(
 ) -> RunPage:
     """Return the page of a run of which all this was read."""
     config = read_config(run_dir)
-    curve = build_run_curve(record, run_dir, steps)
+    curve = build_held_out_curve(steps)
     last_step = steps[-1] if steps else {}
     usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
     verdict = describe_verdict(record, summary.step, summary.reward, curve)
@@ -309,7 +308,7 @@ def _split_tokens(last_step: Step) -> list[Amount]:
 
 
 def list_services(record: RunRecord, run_dir: RunDir) -> list[ServiceRow]:
-    """Return the services of a run in the order of their start, then its other logs."""
+    """Return the services of a run in the order of their start."""
     rows = []
     for name, service in record.services.items():
         state = describe_service_state(service.state, record.status)
@@ -317,11 +316,4 @@ def list_services(record: RunRecord, run_dir: RunDir) -> list[ServiceRow]:
             name == record.failed_service or record.dead_environments.get(name) is not None
         )
         rows.append(ServiceRow(name, shorten_service_name(name), state, is_alarming))
-    # Evaluations before and after training have logs and are no services.
-    known = {row.log for row in rows}
-    rows += [
-        ServiceRow(name.replace("_", " "), name, "", is_alarming=False)
-        for name, file in find_log_files(record, run_dir).items()
-        if name not in known and Path(file).is_file()
-    ]
     return rows

@@ -10,7 +10,7 @@ from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from lachesis.environment_process import evaluation_recorder, requested_evaluations
+from lachesis.environment_process import evaluation_recorder
 from tests.endpoint import serving
 
 
@@ -19,7 +19,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, 
     """Two servers, ours and a judge's, and a manager of both."""
     for cls, names in (
         (APIServer, evaluation_recorder.SAMPLING_METHODS),
-        (BaseEnv, ("evaluate_log", "_run_evaluate")),
+        (BaseEnv, ("evaluate_log",)),
     ):
         for name in names:
             monkeypatch.setattr(cls, name, getattr(cls, name))
@@ -37,5 +37,4 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, 
         with monkeypatch.context() as patched:
             patched.setattr(ServerManager, "servers", None, raising=False)
             evaluation_recorder.install_evaluation_hooks()
-            requested_evaluations.install_evaluate_command(ours.url.removesuffix("/v1"))
             yield ServerManager(configs), ours, judge

@@ -19,8 +19,8 @@ class Env:
     async def evaluate(self) -> Any:
         return await self.work(self)
 
-    async def evaluate_log(self, metrics: dict[str, Any]) -> None:
-        await BaseEnv.evaluate_log(self, metrics)  # type: ignore[arg-type]
+    async def evaluate_log(self, metrics: dict[str, Any], **options: Any) -> None:
+        await BaseEnv.evaluate_log(self, metrics, **options)  # type: ignore[arg-type]
 
 
 async def append(env: Env) -> None:

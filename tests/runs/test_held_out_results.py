@@ -24,12 +24,14 @@ from lachesis.reporting.run_view import build_run_results, build_run_status
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
     build_held_out_curve,
-    build_whole_curve,
     compute_interval,
     describe_evaluation_faults,
     describe_point,
     find_accuracy,
+    find_base_result,
+    find_held_out_answers,
     find_newest_result,
+    read_accuracies,
     summarize_failures,
     to_point,
 )
@@ -102,20 +104,6 @@ def test_the_curve_is_by_the_step_of_the_weights(folder: RunDir) -> None:
     ]
     assert [point.step for point in build_held_out_curve(other, "words")] == [2]
     assert build_held_out_curve(other) == []
-
-
-def test_the_ends_of_the_curve_are_the_evaluations_before_and_after_training() -> None:
-    evaluation = {
-        "before": {"eval/percent_correct": 0.1},
-        "after": {"eval/percent_correct": 0.9, "eval/items": 10},
-    }
-    steps = [{"step": 1}, {"step": 2, "eval/step": 1, "eval/percent_correct": 0.5}]
-    curve = build_whole_curve(steps, evaluation, is_from_base=True)
-    assert [(point.step, point.percent_correct) for point in curve] == [
-        (0, 0.1), (1, 0.5), (2, 0.9),
-    ]  # fmt: skip
-    assert [one.step for one in build_whole_curve(steps, evaluation, is_from_base=False)] == [1, 2]
-    assert build_whole_curve([], evaluation, is_from_base=False) == []
 
 
 def test_a_late_result_moves_the_one_of_its_line(tmp_path: Path) -> None:
@@ -211,37 +199,58 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
         "last_step": 15,
         "last_reason": "evaluate() raised ValueError: <no items>",
     }
-    evaluation = {
-        "before": metrics_of(0, 0.1),
-        "after": {**metrics_of(30, 0.8), "words/eval/percent_correct": 0.25},
-    }
-    ended = make_record(
-        status="completed",
-        evaluation=evaluation,
-        additional_environments={
-            "words": AdditionalEnvironment(environment_file="w", fingerprint="f")
-        },
-    )
-    results = build_run_results(ended, folder, steps).to_payload()
-    assert results["held_out"] == {
-        "before": 0.1,
-        "after": 0.8,
-        "words before": None,
-        "words after": 0.25,
-    }
-    assert results["held_out_intervals"] == {
-        "before": {"items": 20, "low": 0.0279, "high": 0.301},
-        "after": {"items": 20, "low": 0.584, "high": 0.9193},
-    }  # fmt: skip
-    assert [point["percent_correct"] for point in results["held_out_curve"]] == [
-        0.1,
-        0.3,
-        0.55,
-        0.8,
-    ]
-    point = find_newest_result(ended, steps[-5:])
+    point = find_newest_result(steps[-5:])
     assert point is not None
-    assert point.percent_correct == 0.8
+    assert (point.step, point.percent_correct) == (30, 0.7)
+
+
+def test_the_results_before_and_after_training_are_those_of_its_ends(folder: RunDir) -> None:
+    """A running run has none after training yet."""
+    words = {f"environments/words/{key}": value for key, value in metrics_of(30, 0.25).items()}
+    MetricsFile(folder.metrics).add_evaluation(words)
+    steps = MetricsFile(folder.metrics).read()
+    of_words = AdditionalEnvironment(environment_file="w", fingerprint="f")
+    record = make_record(additional_environments={"words": of_words})
+    assert read_accuracies(record, folder, steps) == {"before": SHARES[0]}
+    ended = record.model_copy(update={"status": "completed"})
+    results = build_run_results(ended, folder, steps).to_payload()
+    assert results["held_out"] == {"before": SHARES[0], "after": 0.7, "words after": 0.25}
+    assert results["held_out_intervals"]["after"] == {"items": 20, "low": 0.481, "high": 0.8545}
+    stopped = ended.model_copy(update={"status": "stopped"})
+    assert read_accuracies(stopped, folder, [*steps, {"step": 31}]) == {"before": SHARES[0]}
+
+
+def test_the_base_model_has_one_result_wherever_training_begins(folder: RunDir) -> None:
+    """A fork begins with other weights than the base model's, which step 0 is about."""
+    steps, record = MetricsFile(folder.metrics).read(), make_record()
+    assert find_base_result(record, folder, steps) == build_held_out_curve(steps)[0]
+    fork = make_record(forked_from="89abcdef")
+    assert find_base_result(fork, folder, steps) is None
+    assert summarize_run(fork, folder).held_out_before is None
+    base = {f"eval_base/{key.removeprefix('eval/')}": v for key, v in metrics_of(0, 0.05).items()}
+    MetricsFile(folder.metrics).add_evaluation(base)
+    steps = MetricsFile(folder.metrics).read()
+    found = find_base_result(fork, folder, steps)
+    assert found is not None
+    assert found.percent_correct == 0.05
+    assert summarize_run(fork, folder).held_out_before == found
+    assert read_accuracies(fork, folder, steps)["before"] == 0.05
+    assert build_held_out_curve(steps)[0].percent_correct == SHARES[0], "the fork's own start"
+    assert summarize_run(record, folder).held_out_before == build_held_out_curve(steps)[0]
+
+
+def test_recorded_answers_are_those_of_the_base_model_and_of_the_newest_weights(
+    folder: RunDir,
+) -> None:
+    assert find_held_out_answers(folder) == {}
+    for name in ("step-0", "step-10", "step-9", "step-x", "words/step-30"):
+        (folder.evaluation / name).mkdir(parents=True)
+        (folder.evaluation / name / "samples.jsonl").touch()
+    found = {when: title for when, (title, _) in find_held_out_answers(folder).items()}
+    assert found == {"before": "before training", "after": "after step 10"}
+    (folder.evaluation / "base").mkdir()
+    (folder.evaluation / "base" / "samples.jsonl").touch()
+    assert find_held_out_answers(folder)["before"][0] == "by the base model"
 
 
 def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: RunDir) -> None:
@@ -265,9 +274,9 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
 def test_a_result_without_a_number_of_items_is_shown(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, "0123abcd")
     run_dir.path.mkdir()
-    MetricsFile(run_dir.metrics).append(5, {"eval/step": 4, "eval/percent_correct": 0.5})
+    MetricsFile(run_dir.metrics).append(5, {"eval/step": 5, "eval/percent_correct": 0.625})
     steps = MetricsFile(run_dir.metrics).read()
-    record = make_record(status="completed", evaluation={"after": {"eval/percent_correct": 0.625}})
+    record = make_record(status="completed")
     status = build_run_status(record, run_dir, steps, ui_url=None, queue=None, warning=None)
     assert "0.625 at step" in printed(run_status.render_status(status.to_payload()))
     results = build_run_results(record, run_dir, steps)
@@ -298,7 +307,7 @@ def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
     ).to_payload()
     assert (status["held_out_curve"], "evaluation" in status) == ([], False)
     assert status["metrics"]["eval_percent_correct"] is None
-    assert find_newest_result(make_record(), [{"step": 1}]) is None
+    assert find_newest_result([{"step": 1}]) is None
 
 
 def printed(view: Any) -> str:

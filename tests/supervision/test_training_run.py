@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import signal
-import sys
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
 from flows import attempts, train
-from flows.flow_run_state import RUNNER_GONE
-from lachesis.base.errors import ModelNotFoundError, ProcessExitedError, ValidationMissingError
-from lachesis.base.json_text import read_json_lines
+from lachesis.base.errors import ModelNotFoundError, ValidationMissingError
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.runs.folder import RunDir
-from lachesis.runs.held_out_results import describe_evaluation_faults, summarize_failures
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.supervision import held_out_evaluations
 from lachesis.supervision.readiness import RunServices
-from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
-from lachesis.supervision.services.spec import ServiceSpec
-from lachesis.supervision.training_run import do_step
 from tests.records import make_record
 
 
@@ -179,86 +169,3 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
     plan = make_training_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
     assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
-
-
-Evaluated = Callable[[Callable[[], None]], None]
-
-
-@pytest.fixture
-def evaluating(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[tuple[Evaluated, ServiceGroup]]:
-    """A function that makes the final evaluation of a run, whose process hangs.
-
-    It is given what asks whether the run is wanted.
-    """
-    store = RunStore(tmp_path)
-    record = created(store)
-    log = store.dir(record.run_id).get_log_file("trainer")
-    argv = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    trainer = ServiceSpec("trainer", argv, log=log, cwd=log.parent)
-    raising = "print('Traceback'); print('ValueError: no items'); raise SystemExit(1)"
-    before = ServiceSpec(
-        "evaluate-before",
-        [sys.executable, "-S", "-c", raising],
-        log=log.with_name("evaluate_before.log"),
-        cwd=log.parent,
-        log_command="lachesis logs RUN evaluate_before",
-    )
-    after = ServiceSpec("evaluate-after", argv, log=log, cwd=log.parent, timeout_s=0.0)
-    plan: Any = SimpleNamespace(evaluations={"before": before, "after": after}, services=[trainer])
-
-    def evaluate(require_wanted: Callable[[], None]) -> None:
-        held_out_evaluations.HeldOutEvaluations(
-            store, record.run_id, plan, group, require_wanted, do_step
-        ).finish()
-
-    with ServiceGroup() as group:
-        group.start(trainer)
-        yield evaluate, group
-
-
-def test_a_final_evaluation_that_hangs_is_ended(evaluating: Any) -> None:
-    evaluate, group = evaluating
-    evaluate(lambda: None)
-    assert not group.is_running("evaluate-after")
-    assert group.is_running("trainer")
-
-
-def test_evaluations_that_fail_are_counted_with_their_reasons(
-    evaluating: Any, tmp_path: Path
-) -> None:
-    """Before and after training too; every place that shows evaluations shows them."""
-    evaluating[0](lambda: None)
-    (record_file,) = tmp_path.rglob("run.json")
-    folder = RunDir(record_file.parents[1], record_file.parent.name)
-    failures = read_json_lines(folder.failed_evaluations)
-    assert [(failure["step"], failure["reason"]) for failure in failures] == [
-        (
-            0,
-            "before training: evaluate-before exited with code 1; its last line: ValueError: no "
-            "items; `lachesis logs RUN evaluate_before` shows its log",
-        ),
-        (
-            RunStore(tmp_path).load(folder.path.name).total_steps,
-            "after training: evaluate-after has not ended after 0 s; see "
-            f"{folder.get_log_file('trainer')}",
-        ),
-    ]
-    summary = summarize_failures(folder)
-    assert summary is not None
-    assert summary["failed"] == 2
-    assert "2 failed" in describe_evaluation_faults(summary)
-    assert "after training: evaluate-after has not ended" in describe_evaluation_faults(summary)
-
-
-def test_the_end_of_the_run_is_no_failed_evaluation(evaluating: Any) -> None:
-    """The run is not completed, so that a resume evaluates it."""
-    evaluate, _ = evaluating
-
-    def require_wanted() -> None:
-        raise ProcessExitedError(RUNNER_GONE)
-
-    with pytest.raises(ProcessExitedError, match="runner of this run was killed"):
-        evaluate(require_wanted)

@@ -103,23 +103,60 @@ class Weights:
         return [None]
 
 
-async def test_an_evaluation_is_due_at_each_multiple_and_the_final_one_is_not_made_twice() -> None:
-    evaluations, due = EvaluationScheduler(every_steps=5, excluded_step=20), []
+@pytest.mark.parametrize(
+    ("every_steps", "last_step", "expected"),
+    [
+        (5, 20, [0, 5, 10, 15, 20]),
+        (8, 20, [0, 8, 16, 20]),
+        (8, None, [0, 8, 16]),
+        (0, 20, [0, 20]),
+        (-1, None, []),
+    ],
+)
+async def test_an_evaluation_is_due_at_each_multiple_and_at_the_ends(
+    every_steps: int, last_step: int | None, expected: list[int]
+) -> None:
+    evaluations, due = EvaluationScheduler(every_steps=every_steps, last_step=last_step), []
     for step in range(21):
         evaluations.start_round_if_due(step, Weights())  # type: ignore[arg-type]
         if evaluations.step_under_way is not None:
             due.append(evaluations.step_under_way)
             evaluations.finish((await evaluations.wait_for_next(""))["id"], RIGHT)
-    assert due == [0, 5, 10, 15]
+    assert due == expected
     never = EvaluationScheduler(every_steps=0)
     never.start_round_if_due(0, Weights())  # type: ignore[arg-type]
     assert await never.wait_for_next("") == {"over": True}
 
 
+async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
+    """Its result is no point of the curve and belongs to no checkpoint; a resume keeps it."""
+    base, stop = Weights(), asyncio.Event()
+    evaluations = EvaluationScheduler(every_steps=10, base_sampler=base)  # type: ignore[arg-type]
+    evaluations.start_round_if_due(0, Weights())  # type: ignore[arg-type]
+    offer = await evaluations.wait_for_next("")
+    assert (offer["step"], offer["is_base"]) == (0, False)
+    evaluations.finish(offer["id"], RIGHT)
+    evaluations.take_metrics()
+    settled = asyncio.ensure_future(evaluations.wait_for_last_round(stop))
+    offer = await evaluations.wait_for_next("")
+    assert (offer["step"], offer["is_base"], evaluations.step_awaited) == (0, True, 0)
+    evaluations.results.clear()
+    assert evaluations.step_awaited is None
+    assert evaluations.get_sampler(offer["id"]) is base
+    evaluations.finish(offer["id"], RIGHT)
+    await settled
+    metrics = evaluations.take_metrics()
+    assert (metrics["eval_base/percent_correct"], metrics["eval_base/items"]) == (0.5, 4)
+    assert build_held_out_curve([{"step": 1, **metrics}]) == evaluations.results == []
+    resumed = EvaluationScheduler(every_steps=10, base_sampler=base)  # type: ignore[arg-type]
+    resumed.restore_from_metrics([{"step": 9, **metrics}], first_step=5)
+    assert resumed.take_metrics() == metrics
+    await resumed.wait_for_last_round(stop)
+    assert resumed.num_failed == 0
+
+
 async def test_several_environments_evaluate_the_same_weights() -> None:
-    """The next evaluation begins when all have ended, and one that never begins it does not keep
-    the others.
-    """
+    """The next evaluation begins when all have ended."""
     evaluations, first, second = make_evaluations(), Weights(), Weights()
     evaluations.start_round_if_due(10, first)  # type: ignore[arg-type]
     sums, words = await evaluations.wait_for_next("sums"), await evaluations.wait_for_next("words")
@@ -138,11 +175,23 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
         "eval/step": 10, "eval/items": 4, "environments/words/eval/percent_correct": 1.0,
     }  # fmt: skip
     assert evaluations.take_metrics() == {}
-    evaluations.start_round_if_due(30, first)  # type: ignore[arg-type]
+
+
+async def test_an_environment_that_is_silent_from_the_first_step_on_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before that it may still load its data."""
+    monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.05)
+    evaluations, weights = make_evaluations(), Weights()
+    evaluations.start_round_if_due(0, weights)  # type: ignore[arg-type]
     evaluations.finish((await evaluations.wait_for_next("sums"))["id"], RIGHT)
-    evaluations.start_round_if_due(40, second)  # type: ignore[arg-type]
-    assert evaluations.step_under_way == 40
-    assert evaluations.take_metrics()["eval/failed"] == 1, "words never began that of step 30"
+    await asyncio.sleep(0.1)
+    evaluations.start_round_if_due(1, weights)  # type: ignore[arg-type]
+    assert evaluations.step_under_way == 0
+    await asyncio.sleep(0.1)
+    evaluations.start_round_if_due(2, weights)  # type: ignore[arg-type]
+    assert evaluations.step_under_way is None
+    assert evaluations.take_metrics()["eval/failed"] == 1
 
 
 async def test_an_environment_without_an_evaluation_is_asked_once(tmp_path: Path) -> None:
@@ -239,7 +288,7 @@ async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
     evaluations.finish((await evaluations.wait_for_next(""))["id"], {"error": "the judge is away"})
     await settled
     assert await evaluations.wait_for_next("") == {"over": True}
-    monkeypatch.setattr(module, "BEGIN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", -1.0)
     silent = EvaluationScheduler(every_steps=10)
     silent.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     await silent.wait_for_last_round(stop)
@@ -251,10 +300,10 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
 ) -> None:
     """One environment is in the middle of it and one has not begun; a stop has its own words."""
     for limit_s, stopped, reason in (
-        (-1.0, False, "it had not ended -1 s after the last step"),
+        (-1.0, False, "it had not ended after -1 s"),
         (600.0, True, "the run was stopped"),
     ):
-        monkeypatch.setattr(module, "FINISH_TIMEOUT_S", limit_s)
+        monkeypatch.setattr(module, "DEADLINE_S", limit_s)
         failures, stop = tmp_path / f"{limit_s:g}" / "failed.jsonl", asyncio.Event()
         evaluations = make_evaluations(failures_file=failures)
         evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
@@ -263,7 +312,7 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
             stop.set()
         await evaluations.wait_for_last_round(stop)
         reasons = [(line["environment"], line["reason"]) for line in read_json_lines(failures)]
-        assert reasons == [("words", reason), ("sums", reason)]
+        assert reasons == [("sums", reason), ("words", reason)]
         assert evaluations.take_metrics() == {"eval/failed": 2}
         with pytest.raises(EvaluationEndedError):
             evaluations.finish(offer["id"], RIGHT)

@@ -189,7 +189,7 @@ async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_c
     trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor would take a long one for a server that does not save."""
-    monkeypatch.setattr(evaluation_schedule, "BEGIN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(evaluation_schedule, "HEARTBEAT_TIMEOUT_S", -1.0)
     trained = await trainer()
 
     class Watched(evaluation_schedule.EvaluationScheduler):

@@ -56,11 +56,11 @@ def make_metrics(step: int, reward: float) -> dict[str, float]:
 
 def add_held_out(store: RunStore, run_id: str, before: float, after: float) -> None:
     """Add held-out results on 20 items before and after training."""
-    evaluation = {
-        moment: {"eval/percent_correct": share, "eval/items": 20.0}
-        for moment, share in (("before", before), ("after", after))
-    }
-    store.update(run_id, evaluation=evaluation)
+    metrics = MetricsFile(store.dir(run_id).metrics)
+    for step, share in ((0, before), (metrics.read()[-1]["step"], after)):
+        metrics.add_evaluation(
+            {"eval/step": step, "eval/percent_correct": share, "eval/items": 20.0}
+        )
 
 
 def fill_home(home: Path) -> RunStore:

@@ -56,7 +56,7 @@ def test_the_report_of_a_run_is_one_living_file(
         expect(output).not_to_have_text(smoothed)
         page.get_by_role("group", name="Horizontal axis").get_by_text("tokens").click()
         expect(page.get_by_text("The end, steps 67 to 100: the worst and")).to_be_visible()
-        expect(page.get_by_text("Held-out answers after training, the worst")).to_be_visible()
+        expect(page.get_by_text("Held-out answers after step 100, the worst")).to_be_visible()
         expect(page.get_by_text("lachesis train arithmetic").first).to_be_visible()
         expect(page.get_by_text("What was run")).to_be_visible()
         assert page.title().startswith("arithmetic")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from pathlib import Path
 from typing import Annotated, Any
 
 from rich.table import Table
@@ -26,6 +25,8 @@ from lachesis.operations.runs import (
     wait_until_gone,
 )
 from lachesis.operations.server import LauncherProcess, find_running_server
+from lachesis.runs.folder import RunDir
+from lachesis.runs.held_out_results import find_held_out_answers
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
@@ -87,7 +88,7 @@ def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecor
 
 
 def _print_results(store: RunStore, record: RunRecord, answer: dict[str, Any]) -> None:
-    samples = _read_samples(store.dir(record.run_id).evaluation)
+    samples = _read_samples(store.dir(record.run_id))
     if samples:
         table = Table(
             "held-out sum",
@@ -117,13 +118,13 @@ def _print_results(store: RunStore, record: RunRecord, answer: dict[str, Any]) -
     terminal.console.print(run_status.render_results(answer))
 
 
-def _read_samples(folder: Path, count: int = 6) -> list[tuple[str, str, str, str]]:
+def _read_samples(run_dir: RunDir, count: int = 6) -> list[tuple[str, str, str, str]]:
     """Return the question, first answer before, first answer after and correct answer of some
     held-out items.
     """
     answers: dict[str, dict[str, tuple[str, str]]] = {}
-    for when in ("before", "after"):
-        for line in read_json_lines(folder / when / "samples.jsonl"):
+    for when, (_, file) in find_held_out_answers(run_dir).items():
+        for line in read_json_lines(file):
             answers.setdefault(line["question"], {}).setdefault(
                 when, (line["model_answer"], line["answer"])
             )

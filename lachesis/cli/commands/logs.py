@@ -32,7 +32,7 @@ def logs(
         str | None,
         Parameter(
             "SERVICE",
-            help="trainer, env, env-NAME, api, engine, evaluate_before or evaluate_after (default: "
+            help="trainer, env, env-NAME, api or engine (default: "
             "the process that failed, else trainer)",
         ),
     ] = None,

@@ -39,7 +39,6 @@ class ServicePlan:
 
     config: RunConfig
     services: list[ServiceSpec]
-    evaluations: dict[str, ServiceSpec] = field(default_factory=dict)
     trainer_url: str = ""
     files: dict[Path, str] = field(default_factory=dict)
     """Contents of the files that the services read, by path."""
@@ -143,12 +142,10 @@ def make_training_plan(
         groups = (received_groups or {}).get(environment.name, 0)
         services.append(environment.make_serve_spec(groups=groups))
     trainer_url = f"http://{HOST}:{ports['trainer']}"
-    evaluations, evaluation_files = _make_evaluations(environments, config, trainer_url)
     client_env = make_inference_client_env(ports["trainer"])
     return ServicePlan(
         config,
         [_add_run_context(spec, folder, client_env) for spec in services],
-        {name: _add_run_context(spec, folder, client_env) for name, spec in evaluations.items()},
         trainer_url,
         files={
             folder.get_attempt_config(record.attempt): config.to_yaml(),
@@ -157,7 +154,6 @@ def make_training_plan(
                 environment.config_file: environment.config.to_yaml()
                 for environment in environments
             },
-            **evaluation_files,
         },
         empty_folders=tuple(spec.cwd for spec in services if spec.name == "backend"),
     )
@@ -216,24 +212,6 @@ def _list_environment_services(
     ]
 
 
-def _make_evaluations(
-    environments: list[EnvironmentServices], config: RunConfig, trainer_url: str
-) -> tuple[dict[str, ServiceSpec], dict[Path, str]]:
-    """Return the evaluations before and after training, and the files that they read."""
-    specs: dict[str, ServiceSpec] = {}
-    files: dict[Path, str] = {}
-    if not config.tinker.final_evaluation:
-        return specs, files
-    # The trainer serves the untrained model too, so both evaluations can run after training.
-    urls = {"before": f"{trainer_url}/base/v1", "after": config.openai.base_url}
-    for environment in environments:
-        for when, url in urls.items():
-            spec, file = environment.make_evaluation_spec(when)
-            specs[when + environment.name_suffix] = spec
-            files[file] = environment.make_evaluation_yaml(when, url)
-    return specs, files
-
-
 def _make_engine_place(
     record: RunRecord, folder: RunDir, ports: Mapping[str, int], token: str
 ) -> EnginePlace:
@@ -254,7 +232,7 @@ def _add_run_context(spec: ServiceSpec, folder: RunDir, client_env: dict[str, st
     """Return the spec with the mark of the run, the command that shows its log, and the inference
     variables if it needs them.
     """
-    is_client = get_service_role(spec.name) in ("trainer", "environment", "evaluate")
+    is_client = get_service_role(spec.name) in ("trainer", "environment")
     env = {MARK_VARIABLE: build_mark(folder.path), **(client_env if is_client else {})}
     log_command = f"lachesis logs {folder.path.name} {folder.get_log_name(spec.log)}"
     return replace(with_env(spec, env), log_command=log_command)

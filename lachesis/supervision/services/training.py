@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lachesis.base import paths
 from lachesis.base.secrets import read_passed_variables
-from lachesis.config import run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
@@ -82,7 +80,7 @@ def make_trainer_spec(
         env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
     flags = [
         *(["--resume"] if resume else []),
-        *(["--hold"] if config.tinker.final_evaluation else []),
+        *(["--evaluate-base"] if _has_apart_base(record, config) else []),
     ]
     return ServiceSpec(
         "trainer",
@@ -102,6 +100,12 @@ def make_trainer_spec(
         # After SIGTERM the trainer finishes its step and saves a checkpoint.
         grace_s=60.0 if record.profile == "embedded" else 180.0,
     )
+
+
+def _has_apart_base(record: RunRecord, config: RunConfig) -> bool:
+    """Return whether the base model is evaluated apart from step 0."""
+    is_start = record.forked_from is None and config.tinker.sft_file is None
+    return config.tinker.final_evaluation and not is_start
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,10 @@ class EnvironmentServices:
             "LACHESIS_POSITION_FILE": str(self.folder.get_position_file(self.service_name)),
             "LACHESIS_TRAINED_GROUPS": str(groups),
         }
+        if env.steps_per_eval > 0 or self.config.tinker.final_evaluation:
+            state_env["LACHESIS_EVALUATION_FOLDER"] = str(
+                self.folder.evaluation / self.name_suffix.removeprefix("-")
+            )
         return ServiceSpec(
             self.service_name,
             make_environment_command(self.file, "serve", self.config_file),
@@ -163,31 +171,6 @@ class EnvironmentServices:
             check_ready=make_registration_check(env.rollout_server_url, self.env_id),
             timeout_s=300.0,  # The environment may load a data set in setup().
         )
-
-    def make_evaluation_yaml(self, when: str, base_url: str) -> str:
-        """Return the configuration of an evaluation before or after training."""
-        values: dict[str, Any] = self.config.model_dump()
-        values["openai"]["base_url"] = base_url
-        values["env"].update(
-            data_dir_to_save_evals=str(self.folder.evaluation / f"{when}{self.name_suffix}"),
-            use_wandb=False,
-        )
-        return run_config.build_run_config(values).to_yaml()
-
-    def make_evaluation_spec(self, when: str) -> tuple[ServiceSpec, Path]:
-        """Describe the environment's own `evaluate` command, and return it with the file that it
-        reads.
-        """
-        file = self.attempt_config.with_name(f"evaluate_{when}{self.name_suffix}.yaml")
-        spec = ServiceSpec(
-            f"evaluate-{when}{self.name_suffix}",
-            make_environment_command(self.file, "evaluate", file),
-            log=self.folder.logs / f"evaluate_{when}{self.name_suffix}_{self.folder.path.name}.log",
-            cwd=self.folder.path,
-            env={**make_dataset_hub_env(self.config), **read_passed_variables()},
-            timeout_s=600.0,
-        )
-        return spec, file
 
 
 def make_environment_command(file: str, command: str, config_file: Path) -> list[str]:
