@@ -124,10 +124,10 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
 
 def _find_result_before(record: RunRecord, run_dir: RunDir) -> HeldOutPoint | None:
     """Return the held-out result of the base model if it is known."""
-    prefix = OWN_PREFIX if starts_from_base(record, run_dir) else BASE_PREFIX
+    prefix = (BASE_PREFIX, OWN_PREFIX)[starts_from_base(record, run_dir)]
     with contextlib.suppress(OSError):
         line = MetricsFile(run_dir.metrics).find_first(f"{prefix}step")
-        return find_base_result(record, run_dir, [line] if line else [])
+        return find_base_result(record, run_dir, [line or {}])
     return None
 
 

@@ -274,8 +274,8 @@ def _find_first_and_last(
     a run that has ended; those of a further environment under its name and these words.
     """
     evaluations = {}
-    for name in ("", *record.additional_environments):
-        prefix = f"environments/{name}/" if name else ""
+    prefixes = {name: f"environments/{name}/" for name in record.additional_environments}
+    for name, prefix in ({"": ""} | prefixes).items():
         found = {"before": _find_base_metrics(record, run_dir, steps, prefix)}
         if record.has_ended and steps:
             found["after"] = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"])
@@ -315,5 +315,5 @@ def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
     if point is not None:
         return point.percent_correct
     others = ("step", "failed", "items", "seconds")
-    names = [key for key in metrics if key.removeprefix(OWN_PREFIX) not in others]
-    return metrics[names[0]] if names else None
+    values = (metrics[key] for key in metrics if key.removeprefix(OWN_PREFIX) not in others)
+    return next(values, None)

@@ -132,7 +132,7 @@ class MetricsFile:
         mark = f"{json.dumps(name)}:".encode()
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             found = _parse_steps(next((line for line in file if mark in line), b""))
-            return found[0] if found else None
+            return next(iter(found), None)
         return None
 
     def head(self, count: int) -> list[Step]:

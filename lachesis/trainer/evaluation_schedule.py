@@ -12,6 +12,7 @@ given up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -78,7 +79,9 @@ class EvaluationRound:
     @property
     def model(self) -> str:
         """Return whose weights are evaluated, in words."""
-        return "the base model" if self.is_base else f"step {self.step}"
+        if self.is_base:
+            return "the base model"
+        return f"step {self.step}"
 
 
 class EvaluationScheduler:
@@ -234,12 +237,9 @@ class EvaluationScheduler:
             self._heard_at = dict.fromkeys(self.environments, time.monotonic()) | self._heard_at
             self._give_up_dead_parts("the run was stopped" if stop.is_set() else None)
             self._start_base_round()
-            change_event = self._change_event
-            try:
-                async with asyncio.timeout(1.0 if self._round else 0.0):
-                    await change_event.wait()
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(float(self._round is not None)):
+                    await self._change_event.wait()
         self.is_over = True
         self._wake_waiters()
 
@@ -276,9 +276,9 @@ class EvaluationScheduler:
         An environment that asks while its evaluation is running was restarted: it may try again.
         """
         self._heard_at[environment] = time.monotonic()
-        part = self._round.parts.get(environment) if self._round else None
-        if self._round is None or part is None:
+        if self._round is None or environment not in self._round.parts:
             return {}
+        part = self._round.parts[environment]
         if part.attempts == MAX_ATTEMPTS:
             self._give_up(environment, f"its process ended {MAX_ATTEMPTS} times during it")
             return {}
@@ -319,8 +319,10 @@ class EvaluationScheduler:
         log.info("evaluation of %s: %s", round_.model, json.dumps(metrics))
 
     def _get_prefix(self, environment: str, *, is_base: bool) -> str:
-        kind = BASE_PREFIX if is_base else OWN_PREFIX
-        return kind if environment == self.environments[0] else f"environments/{environment}/{kind}"
+        prefix = (OWN_PREFIX, BASE_PREFIX)[is_base]
+        if environment == self.environments[0]:
+            return prefix
+        return f"environments/{environment}/{prefix}"
 
     def _give_up_dead_parts(self, reason: str | None = None) -> None:
         """Give up environments without a sign of life, and all of them for a reason or after the
