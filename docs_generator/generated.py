@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -15,6 +17,13 @@ from docs_generator.reference_tables import (
     render_variables,
 )
 from docs_generator.repository_map import render_file_map, render_llms_text
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
+
+
+def _render_schema(spec: type[LaunchSpec | TestSpec]) -> str:
+    """Return the JSON schema of what can be launched."""
+    return json.dumps(spec.model_json_schema(), indent=2, ensure_ascii=False)
+
 
 GENERATED_PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
@@ -26,6 +35,8 @@ GENERATED_PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "reference/variables.md": render_variables,
         "reference/tools.md": render_tools,
         "reference/http.md": render_http,
+        "reference/launch-spec.json": functools.partial(_render_schema, LaunchSpec),
+        "reference/test-spec.json": functools.partial(_render_schema, TestSpec),
         "development/map.md": render_file_map,
         # The last one, because it quotes the others.
         "llms.txt": render_llms_text,
