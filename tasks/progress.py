@@ -31,7 +31,7 @@ log = logging.getLogger("lachesis.flow")
 
 
 # Seconds between two reports of a run that trains.
-REPORT_INTERVAL_S = 15.0
+REPORT_INTERVAL_S = 30.0
 
 
 class TrainingProgress:

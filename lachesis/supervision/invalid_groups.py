@@ -15,6 +15,7 @@ from lachesis.base.errors import InvalidGroupsError
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
 from lachesis.runs.environment_counters import read_counts
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.plan import ServicePlan
 
@@ -112,7 +113,7 @@ class DeadEnvironmentDetector:
     def __init__(
         self,
         store: RunStore,
-        run_id: str,
+        record: RunRecord,
         plan: ServicePlan,
         *,
         received: Mapping[str, int] | None = None,
@@ -121,13 +122,13 @@ class DeadEnvironmentDetector:
 
         Args:
             store: The runs of this home.
-            run_id: The run.
-            plan: The plan of its attempt.
+            record: The run in its attempt.
+            plan: The plan of the attempt.
             received: How many groups training had received from each environment at the checkpoint
                 that the attempt resumes from.
         """
-        self.store, self.run_id, self.plan = store, run_id, plan
-        self.folder = store.dir(run_id)
+        self.store, self.record, self.plan = store, record, plan
+        self.run_id, self.folder = record.run_id, store.dir(record.run_id)
         received_groups = received or {}
         # Services that have made a usable group.
         self._usable_services = {
@@ -184,7 +185,7 @@ class DeadEnvironmentDetector:
             return None
         return DeadEnvironment(
             name=name,
-            file=self.store.load(self.run_id).environment_files[name],
+            file=self.record.environment_files[name],
             service=service,
             log=self.folder.get_log_file(service),
             num_groups=count_invalid_groups(counts, env.group_size),
@@ -193,5 +194,5 @@ class DeadEnvironmentDetector:
 
     def _read_counts(self, service: str) -> Json | None:
         """Return what the environment's process of this attempt has counted."""
-        since = self.store.load(self.run_id).attempt_start_unix_s
-        return read_counts(self.folder.get_counters_file(service), since=since)
+        file = self.folder.get_counters_file(service)
+        return read_counts(file, since=self.record.attempt_start_unix_s)

@@ -84,7 +84,7 @@ class TrainingRun:
         self.restarter = ServiceRestarter(self.services, self.plan, self.stop_check)
         self.env_ids = self.restarter.env_ids
         self.dead_environment_detector = DeadEnvironmentDetector(
-            store, self.run_id, self.plan, received=received_groups
+            store, record, self.plan, received=received_groups
         )
 
     def start(self) -> None:

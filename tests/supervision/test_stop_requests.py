@@ -170,7 +170,7 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
     plan: Any = SimpleNamespace(environment_names={"environment": "sums"}, config=config)
     watch, file = (
-        DeadEnvironmentDetector(store, RUN, plan),
+        DeadEnvironmentDetector(store, store.load(RUN), plan),
         store.dir(RUN).get_counters_file("environment"),
     )
     watch.check()
@@ -200,8 +200,8 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
     file = store.dir(RUN).get_counters_file("environment")
     invalid = json.dumps({"failed_groups": 60, "written_at": 9e9})
     looking, restarting = (
-        DeadEnvironmentDetector(store, RUN, plan),
-        DeadEnvironmentDetector(store, RUN, plan),
+        DeadEnvironmentDetector(store, store.load(RUN), plan),
+        DeadEnvironmentDetector(store, store.load(RUN), plan),
     )
     for counts in ({"rollouts": 4, "failed_groups": 2}, {"empty_groups": 1}):
         file.write_text(json.dumps({**counts, "written_at": 9e9}))
@@ -210,11 +210,11 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
         file.write_text(invalid)
         looking.check()
         restarting.check()
-    DeadEnvironmentDetector(store, RUN, plan, received={"sums": 3}).check()
+    DeadEnvironmentDetector(store, store.load(RUN), plan, received={"sums": 3}).check()
     assert store.load(RUN).stop_reason is None
     for received in (None, {}, {"sums": 0}):
         with pytest.raises(InvalidGroupsError):
-            DeadEnvironmentDetector(store, RUN, plan, received=received).check()
+            DeadEnvironmentDetector(store, store.load(RUN), plan, received=received).check()
 
 
 def test_one_dead_environment_of_two_is_named_once(
@@ -233,7 +233,7 @@ def test_one_dead_environment_of_two_is_named_once(
     plan: Any = SimpleNamespace(
         environment_names={"environment": "sums", "environment-other": "other"}, config=config
     )
-    watch = DeadEnvironmentDetector(store, RUN, plan)
+    watch = DeadEnvironmentDetector(store, store.load(RUN), plan)
     store.dir(RUN).get_counters_file("environment-other").write_text(
         json.dumps({"failed_groups": 60, "written_at": 9e9})
     )
