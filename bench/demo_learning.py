@@ -20,7 +20,7 @@ from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.run_history import RunFacts
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_results, read_metrics
-from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client import background_serve, stop
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build, teach
 
@@ -62,7 +62,7 @@ def measure_learning(
     spec = LaunchSpec(environment=name, settings=settings, model=model, seed=seed)
     record = start_run(store, spec)
     record = watch.watch_until_end(store, record.run_id, quiet=True)
-    submit.wait_until_gone(store, record)
+    stop.wait_until_gone(store, record)
     results = get_results(store, record.run_id).to_payload()
     steps = read_metrics(store, record.run_id)
     facts = RunFacts(total_steps=record.total_steps)

@@ -17,7 +17,7 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_run, stop_run
-from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client import background_serve, stop
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
@@ -69,7 +69,7 @@ def time_launch(store: RunStore) -> dict[str, float]:
     stopped = time.monotonic()
     stop_run(store, run_id)
     waiting.wait_until(lambda: get_run(store, run_id).has_ended, timeout_s=60)
-    submit.wait_until_gone(store, record)
+    stop.wait_until_gone(store, record)
     times["stop to all gone"] = time.monotonic() - stopped
     return times
 

@@ -28,7 +28,7 @@ from lachesis.config.launch_spec import LaunchSpec
 from lachesis.inference_server.token_usage import Usage
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import read_metrics
-from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client import background_serve, stop
 from lachesis.rollouts import writer as rollout_writer
 from lachesis.rollouts.columns import MISSING_LOGPROB
 from lachesis.rollouts.parquet_files import RolloutFolder
@@ -132,7 +132,7 @@ def measure_step_s(steps: int, seed: int, max_gb: float) -> float:
     spec = LaunchSpec(environment="arithmetic", steps=steps, settings=settings, seed=seed)
     record = start_run(store, spec)
     record = watch.watch_until_end(store, record.run_id, quiet=True)
-    submit.wait_until_gone(store, record)
+    stop.wait_until_gone(store, record)
     metrics = read_metrics(store, record.run_id)
     show_size(store, record.run_id)
     first, last = metrics[steps // 10], metrics[-1]

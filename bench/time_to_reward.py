@@ -33,7 +33,7 @@ from lachesis.config.launch_spec import LaunchSpec
 from lachesis.environment_catalog import lookup
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import read_metrics
-from lachesis.prefect_client import background_serve, submit
+from lachesis.prefect_client import background_serve, stop
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 
@@ -156,7 +156,7 @@ def measure_step_s(environment: str, model: str, num_steps: int, batches: int) -
     spec = LaunchSpec(environment=environment, settings=dict(edits), model=model, seed=0)
     record = start_run(store, spec)
     record = watch.watch_until_end(store, record.run_id, quiet=True)
-    submit.wait_until_gone(store, record)
+    stop.wait_until_gone(store, record)
     steps = read_metrics(store, record.run_id)
     if any(step["batch/zero_signal_groups"] for step in steps):
         raise SystemExit("groups were not trained on, so a step's time says nothing")
@@ -173,7 +173,7 @@ def measure_lachesis(seed: int, *edits: tuple[str, object]) -> Times:
     record = start_run(store, LaunchSpec(environment="arithmetic", settings=settings, seed=seed))
     RUNS[seed] = record.run_id
     record = watch.watch_until_end(store, record.run_id, quiet=True)
-    submit.wait_until_gone(store, record)
+    stop.wait_until_gone(store, record)
     steps = read_metrics(store, record.run_id)
     first = steps[0]["time"] - steps[0]["time/train"]
     reached = next(step for step in steps if step["reward/mean"] >= GOAL)

@@ -21,7 +21,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import PROFILES
 from lachesis.launch.resume import make_next_attempt_changes, needs_new_attempt
-from lachesis.prefect_client.submit import STOPPED_BY_USER
+from lachesis.prefect_client.stop import STOPPED_BY_USER
 from lachesis.runs.folder import RunDir
 from lachesis.runs.host_clock import read_clocks
 from lachesis.runs.metrics import MetricsFile

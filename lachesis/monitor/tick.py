@@ -22,9 +22,9 @@ from lachesis.monitor.run_health import build_health_entry, judge_observation
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
-from lachesis.prefect_client import refresh, submit
+from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.submit import resubmit_run
+from lachesis.prefect_client.submit import get_run_url, resubmit_run
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -203,7 +203,7 @@ class Monitor:
     def _request_stop(
         self, watched: WatchedRun, reason: str, *, should_resume: bool = False
     ) -> None:
-        submit.cancel_run(self.store, watched.record, reason)
+        stop.cancel_run(self.store, watched.record, reason)
         # set afterwards: a run whose stop was not requested must not be resumed later
         if should_resume:
             self.store.update(watched.record.run_id, resume_requested=True)
@@ -324,7 +324,7 @@ class Monitor:
             }
         ]
         with contextlib.suppress(ServerDownError):
-            event_payload = {"message": payload, "page": submit.get_run_url(record) or ""}
+            event_payload = {"message": payload, "page": get_run_url(record) or ""}
             PrefectApi().emit_event(
                 f"lachesis.run.{event}", resource, related=related, payload=event_payload
             )

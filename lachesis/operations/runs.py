@@ -12,9 +12,10 @@ from lachesis.base.waiting import wait_until
 from lachesis.config.field_edits import get_editable_values
 from lachesis.launch.resume import prepare_resume
 from lachesis.monitor.run_health import refresh_health, refresh_newest_health
-from lachesis.prefect_client import background_serve, refresh, submit
+from lachesis.prefect_client import background_serve, refresh, stop, submit
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.submit import find_queue_position, get_run_url, wait_until_gone
+from lachesis.prefect_client.stop import wait_until_gone
+from lachesis.prefect_client.submit import find_queue_position, get_run_url
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_schemas import RunResults, RunStatus
 from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
@@ -153,7 +154,7 @@ def stop_run(store: RunStore, run_id: str, *, now: bool = False) -> Json:
     record = get_run(store, run_id)
     # otherwise the monitor would resume it
     if record.resume_requested or (record.status == "failed" and not record.stop_reason):
-        reason = record.stop_reason or submit.STOPPED_BY_USER
+        reason = record.stop_reason or stop.STOPPED_BY_USER
         store.update(run_id, resume_requested=False, stop_reason=reason)
     if record.has_ended:
         return {
@@ -163,7 +164,7 @@ def stop_run(store: RunStore, run_id: str, *, now: bool = False) -> Json:
         }
     if now:
         write_private(store.dir(run_id).stop_now_file, "")
-    submit.cancel_run(store, record)
+    stop.cancel_run(store, record)
     record = get_run(store, run_id)
     if record.has_ended:  # A short run may end meanwhile, and by itself.
         message = f"run {run_id} is {record.status}"

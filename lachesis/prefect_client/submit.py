@@ -6,10 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import ServerDownError
 from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
-from lachesis.base.waiting import wait_until
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.launch.resume import begin_next_attempt
@@ -19,13 +17,11 @@ from lachesis.prefect_client.background_serve import (
     find_deployment,
     get_max_runs,
 )
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import find_api_url
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger(__name__)
-STOPPED_BY_USER = "stopped by its user"
 
 
 def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
@@ -166,46 +162,6 @@ def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
     if place > 0:
         return {"place": place, "running": running, "limit": limit}
     return None
-
-
-def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
-    """Ask the run to save a checkpoint and end; an earlier reason is kept.
-
-    Without the server, a file in the run's folder has the same effect on a run that is alive.
-
-    Raises:
-        ServerDownError: The server does not respond, and no process of the run could be asked.
-    """
-    if record.flow_run_id is None:
-        store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
-        store.mark_ended(record.run_id, "stopped")
-        return
-    if record.stop_reason is None:
-        store.update(record.run_id, stop_reason=reason)
-    try:
-        PrefectApi().cancel(record.flow_run_id, reason)
-    except ServerDownError:
-        if not store.dir(record.run_id).is_alive():
-            store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
-            raise
-        write_private(store.dir(record.run_id).stop_file, "")
-
-
-def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
-    """Wait until no service of the run exists and the flow has reported its end to the server."""
-
-    def is_gone() -> bool:
-        if store.dir(record.run_id).is_alive():
-            return False
-        try:
-            state = (PrefectApi().read_flow_run(record.flow_run_id or "none") or {}).get(
-                "state"
-            ) or {}
-        except ServerDownError:
-            return True
-        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-    return wait_until(is_gone, timeout_s)
 
 
 def get_run_url(record: RunRecord) -> str | None:

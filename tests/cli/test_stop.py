@@ -9,7 +9,7 @@ import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.cli.main import main
-from lachesis.prefect_client import submit
+from lachesis.prefect_client import stop
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.records import make_record
@@ -39,6 +39,6 @@ def test_a_run_that_ends_meanwhile_is_not_being_stopped(
     def end_instead(store: RunStore, record: RunRecord, *_: Any) -> None:
         store.update(record.run_id, status=status, ended_at=now_iso(), health={"final": True})
 
-    monkeypatch.setattr(submit, "cancel_run", end_instead)
+    monkeypatch.setattr(stop, "cancel_run", end_instead)
     assert main(["stop", "0123abcd"]) == 0
     assert message in " ".join(capsys.readouterr().out.split())

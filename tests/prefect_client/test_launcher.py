@@ -19,7 +19,7 @@ from lachesis.base.managed_process import ManagedProcess
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.launch.resume import make_next_attempt_changes
-from lachesis.prefect_client import refresh, submit
+from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.serve_info import RUNNER, SERVER
 from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.record import RunRecord
@@ -86,14 +86,14 @@ def test_without_a_server_only_who_holds_the_run_is_told(
     """
     store.update(RUN, flow_pid=sleeper.pid)
     with pytest.raises(ServerDownError):
-        submit.cancel_run(store, store.load(RUN))
+        stop.cancel_run(store, store.load(RUN))
     assert store.load(RUN).stop_reason is None, "nobody was asked"
     assert not store.dir(RUN).stop_file.exists()
     with store.dir(RUN).hold_alive_lock():
-        submit.cancel_run(store, store.load(RUN))
+        stop.cancel_run(store, store.load(RUN))
     assert sleeper.poll() is None
     assert store.dir(RUN).stop_file.exists()
-    assert store.load(RUN).stop_reason == submit.STOPPED_BY_USER
+    assert store.load(RUN).stop_reason == stop.STOPPED_BY_USER
 
 
 def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:

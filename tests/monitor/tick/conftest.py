@@ -11,7 +11,7 @@ import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
-from lachesis.prefect_client import submit
+from lachesis.prefect_client import stop
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.monitor.tick.runs import STARTED, Asked, Make
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
     requests: Asked = []
     monkeypatch.setattr(
-        submit, "cancel_run", lambda store, record, reason: requests.append((record.run_id, reason))
+        stop, "cancel_run", lambda store, record, reason: requests.append((record.run_id, reason))
     )
     return requests
 

@@ -14,7 +14,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.operations.runs import stop_run
-from lachesis.prefect_client import submit
+from lachesis.prefect_client import stop
 from lachesis.runs.store import RunStore
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from tests.monitor.tick.runs import Make, frozen, start, without_a_server
@@ -96,7 +96,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
 
     make(limits={"on_stall": "resume"})
     frozen(store, "0123abcd")
-    monkeypatch.setattr(submit, "cancel_run", refuses)
+    monkeypatch.setattr(stop, "cancel_run", refuses)
     (seen,) = Monitor(store).tick()
     assert "not done: away" in seen.messages
     assert store.load("0123abcd").resume_requested is False

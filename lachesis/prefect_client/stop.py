@@ -1,0 +1,52 @@
+"""Ask a run to save a checkpoint and end, through Prefect or by a file where the server is away."""
+
+from __future__ import annotations
+
+from lachesis.base.errors import ServerDownError
+from lachesis.base.files import write_private
+from lachesis.base.waiting import wait_until
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+
+STOPPED_BY_USER = "stopped by its user"
+
+
+def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
+    """Ask the run to save a checkpoint and end; an earlier reason is kept.
+
+    Without the server, a file in the run's folder has the same effect on a run that is alive.
+
+    Raises:
+        ServerDownError: The server does not respond, and no process of the run could be asked.
+    """
+    if record.flow_run_id is None:
+        store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
+        store.mark_ended(record.run_id, "stopped")
+        return
+    if record.stop_reason is None:
+        store.update(record.run_id, stop_reason=reason)
+    try:
+        PrefectApi().cancel(record.flow_run_id, reason)
+    except ServerDownError:
+        if not store.dir(record.run_id).is_alive():
+            store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
+            raise
+        write_private(store.dir(record.run_id).stop_file, "")
+
+
+def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:
+    """Wait until no service of the run exists and the flow has reported its end to the server."""
+
+    def is_gone() -> bool:
+        if store.dir(record.run_id).is_alive():
+            return False
+        try:
+            state = (PrefectApi().read_flow_run(record.flow_run_id or "none") or {}).get(
+                "state"
+            ) or {}
+        except ServerDownError:
+            return True
+        return state.get("type") in (None, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+    return wait_until(is_gone, timeout_s)
