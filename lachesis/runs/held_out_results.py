@@ -20,6 +20,9 @@ from lachesis.runs.record import RunRecord
 Step = Mapping[str, Any]
 # Prefixes of the metrics of the weights of a step, and of the base model.
 OWN_PREFIX, BASE_PREFIX = "eval/", "eval_base/"
+MAX_METRICS, MAX_NAME_LENGTH = 64, 80
+# Names under these prefixes that only the trainer writes.
+RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
 # Names that environments use for the share of correct answers, the preferred one first.
 ACCURACY_NAMES = ("percent_correct", "accuracy", "acc", "pass@1")
 
@@ -97,6 +100,21 @@ def build_held_out_curve(
         if point is not None:
             points[point.step] = point
     return [points[step] for step in sorted(points)]
+
+
+def parse_reported_metrics(raw_metrics: object) -> dict[str, float]:
+    """Return the finite numbers of the metrics that an environment reports, under `eval/NAME`."""
+    metrics: dict[str, float] = {}
+    for key, value in raw_metrics.items() if isinstance(raw_metrics, Mapping) else ():
+        name = str(key).removeprefix(OWN_PREFIX)[:MAX_NAME_LENGTH]
+        if (
+            is_score(value)
+            and name
+            and len(metrics) < MAX_METRICS
+            and (name == "items" or name not in RESERVED_NAMES)
+        ):
+            metrics[f"{OWN_PREFIX}{name}"] = float(value)
+    return metrics
 
 
 def describe_point(point: HeldOutPoint | None) -> str:

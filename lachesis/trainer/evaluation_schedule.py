@@ -32,6 +32,7 @@ from lachesis.runs.held_out_results import (
     OWN_PREFIX,
     HeldOutPoint,
     is_evaluation_key,
+    parse_reported_metrics,
     record_failed_evaluation,
     to_point,
 )
@@ -48,9 +49,6 @@ DEADLINE_S = 3600.0
 # may drop idle weights.
 UPDATES_PER_KEEPALIVE = 8
 MAX_ATTEMPTS = 2
-MAX_METRICS, MAX_NAME_LENGTH = 64, 80
-# Names under `eval/` that are written here.
-RESERVED_NAMES = ("step", "failed", "items", "low", "high", "seconds")
 
 
 class EvaluationEndedError(Exception):
@@ -119,6 +117,8 @@ class EvaluationScheduler:
         # Environments that have no evaluation; they are asked once.
         self._excluded_environments: set[str] = set()
         self._round: EvaluationRound | None = None
+        # The weights that are evaluated next; those of the last step wait for others.
+        self._next: tuple[int, tinker.SamplingClient] | None = None
         # When each environment has last sent something. Before the first step it may still load its
         # data, so that this begins with a step.
         self._heard_at: dict[str, float] = {}
@@ -174,13 +174,13 @@ class EvaluationScheduler:
             self._keep_weights_alive(self._round)
         self._give_up_dead_parts()
         if self._is_due(step):
-            if self._round is None:
+            if self._round is None or step == self.last_step:
                 self._evaluated_steps.add(step)
-                self._start_round(step, sampler)
+                self._next = (step, sampler)
             else:
                 under_way = self._round.model
                 log.warning("no evaluation of step %d: that of %s is running", step, under_way)
-        self._start_base_round()
+        self._start_next_round()
 
     async def wait_for_next(self, environment: str, wait_s: float = LONG_POLL_S) -> dict[str, Any]:
         """Wait until this environment has an evaluation to run, and begin it.
@@ -215,7 +215,7 @@ class EvaluationScheduler:
         round_, environment = self._find_round(evaluation_id)
         if report.get("is_last"):
             self._excluded_environments.add(environment)
-        metrics = _parse_metrics(report.get("metrics"))
+        metrics = parse_reported_metrics(report.get("metrics"))
         if report.get("error") or not metrics:
             self._give_up(environment, str(report.get("error") or "it gave no metrics"))
         else:
@@ -232,11 +232,11 @@ class EvaluationScheduler:
 
         The base model is evaluated now if it was not before.
         """
-        self._start_base_round()
+        self._start_next_round()
         while self._round is not None:
             self._heard_at = dict.fromkeys(self.environments, time.monotonic()) | self._heard_at
             self._give_up_dead_parts("the run was stopped" if stop.is_set() else None)
-            self._start_base_round()
+            self._start_next_round()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(self._round is not None)):
                     await self._change_event.wait()
@@ -264,8 +264,11 @@ class EvaluationScheduler:
             self._round = EvaluationRound(step, sampler, parts, is_base)
             self._wake_waiters()
 
-    def _start_base_round(self) -> None:
-        """Evaluate the base model if that is still to be done and nothing else is under way."""
+    def _start_next_round(self) -> None:
+        """Begin what is due, or else the evaluation of the base model, if none is under way."""
+        if self._round is None and self._next is not None:
+            (step, sampler), self._next = self._next, None
+            self._start_round(step, sampler)
         if self._round is None and self._base_sampler is not None:
             base_sampler, self._base_sampler = self._base_sampler, None
             self._start_round(0, base_sampler, is_base=True)
@@ -383,18 +386,3 @@ class EvaluationScheduler:
     def _wake_waiters(self) -> None:
         self._change_event.set()
         self._change_event = asyncio.Event()
-
-
-def _parse_metrics(raw_metrics: object) -> dict[str, float]:
-    """Return the finite numbers of an environment's metrics under `eval/NAME`."""
-    metrics: dict[str, float] = {}
-    for key, value in raw_metrics.items() if isinstance(raw_metrics, Mapping) else ():
-        name = str(key).removeprefix("eval/")[:MAX_NAME_LENGTH]
-        if (
-            is_score(value)
-            and name
-            and len(metrics) < MAX_METRICS
-            and (name == "items" or name not in RESERVED_NAMES)
-        ):
-            metrics[f"eval/{name}"] = float(value)
-    return metrics

@@ -172,7 +172,7 @@ def test_a_training_is_started_copied_and_not_retried_when_complete(
     assert again is not None
     assert (again.status, again.attempt) == ("completed", 1)
 
-    copy = server.start("train", {**record.parameters, "environment": "arithmetic"})
+    copy = server.start("train", {**record.spec.to_parameters(), "environment": "arithmetic"})
     copied = server.wait_for(lambda: find_run(served_home, copy), 60, "the run of the copy")
     assert copied.run_id != record.run_id
     assert (copied.name, copied.total_steps, copied.seed) == ("by REST", 2, 5)

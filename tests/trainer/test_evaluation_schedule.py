@@ -128,6 +128,21 @@ async def test_an_evaluation_is_due_at_each_multiple_and_at_the_ends(
     assert await never.wait_for_next("") == {"over": True}
 
 
+async def test_the_last_step_waits_for_an_evaluation_that_is_under_way() -> None:
+    """A short run has made its steps before the evaluation of its start has ended."""
+    evaluations, last = EvaluationScheduler(every_steps=2, last_step=3), Weights()
+    for step in range(4):
+        evaluations.start_round_if_due(step, last if step == 3 else Weights())  # type: ignore[arg-type]
+    assert evaluations.step_under_way == 0
+    settled = asyncio.ensure_future(evaluations.wait_for_last_round(asyncio.Event()))
+    evaluations.finish((await evaluations.wait_for_next(""))["id"], RIGHT)
+    offer = await evaluations.wait_for_next("")
+    assert (offer["step"], evaluations.get_sampler(offer["id"])) == (3, last)
+    evaluations.finish(offer["id"], RIGHT)
+    await settled
+    assert [point.step for point in evaluations.results] == [0, 3]
+
+
 async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
     """Its result is no point of the curve and belongs to no checkpoint; a resume keeps it."""
     base, stop = Weights(), asyncio.Event()
