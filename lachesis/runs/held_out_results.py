@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from lachesis.base.confidence_intervals import wilson_interval
 from lachesis.base.files import storage_errors
 from lachesis.base.json_text import Json, read_json_lines
+from lachesis.base.reward_values import is_score
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.folder import RunDir
