@@ -107,7 +107,6 @@ class EvaluationScheduler:
         self.environments = list(environments)
         self.every_steps, self.last_step = every_steps, last_step
         self.usage, self.failures_file = usage or Usage(), failures_file
-        self.num_failed = 0
         # Whether no further evaluation will be due.
         self.is_over = every_steps <= 0 and last_step is None and base_sampler is None
         # Results of the run's own environment that the trainer has not taken yet.
@@ -122,7 +121,8 @@ class EvaluationScheduler:
         # When each environment has last sent something. Before the first step it may still load its
         # data, so that this begins with a step.
         self._heard_at: dict[str, float] = {}
-        self._unwritten_metrics: dict[str, float] = {}
+        # What has arrived; results with the same names do not fit one line of the metrics.
+        self._unwritten_metrics: list[dict[str, float]] = []
         self._change_event = asyncio.Event()
         self._keepalive_tasks: set[asyncio.Task[Any]] = set()
 
@@ -160,11 +160,13 @@ class EvaluationScheduler:
                 elif prefix == BASE_PREFIX:
                     self._base_sampler = None
                 if line["step"] > first_step:
-                    self._unwritten_metrics |= {
-                        key: value
-                        for key, value in line.items()
-                        if key.startswith(prefix) and key != FAILED_KEY
-                    }
+                    self._add_unwritten(
+                        {
+                            key: value
+                            for key, value in line.items()
+                            if key.startswith(prefix) and key != FAILED_KEY
+                        }
+                    )
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
         """Begin an evaluation of these weights if one is due; call it after each step and before
@@ -223,9 +225,10 @@ class EvaluationScheduler:
             self._end_part(environment)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the metrics that have arrived since the last call, for the line of a step."""
-        metrics, self._unwritten_metrics = self._unwritten_metrics, {}
-        return metrics
+        """Return metrics that have arrived, for the line of a step; nothing once all are taken."""
+        if self._unwritten_metrics:
+            return self._unwritten_metrics.pop(0)
+        return {}
 
     async def wait_for_last_round(self, stop: asyncio.Event) -> None:
         """Wait after the last step for what is due or running; when `stop` is set, it has failed.
@@ -316,10 +319,17 @@ class EvaluationScheduler:
         if is_score(report.get("seconds")):
             metrics["eval/seconds"] = round(float(report["seconds"]), 3)
         prefix = self._get_prefix(environment, is_base=round_.is_base)
-        self._unwritten_metrics |= {
-            prefix + key.removeprefix(OWN_PREFIX): value for key, value in metrics.items()
-        }
+        self._add_unwritten(
+            {prefix + key.removeprefix(OWN_PREFIX): value for key, value in metrics.items()}
+        )
         log.info("evaluation of %s: %s", round_.model, json.dumps(metrics))
+
+    def _add_unwritten(self, metrics: dict[str, float]) -> None:
+        if not self._unwritten_metrics or not metrics.keys().isdisjoint(
+            self._unwritten_metrics[-1]
+        ):
+            self._unwritten_metrics.append({})
+        self._unwritten_metrics[-1] |= metrics
 
     def _get_prefix(self, environment: str, *, is_base: bool) -> str:
         prefix = (OWN_PREFIX, BASE_PREFIX)[is_base]
@@ -347,8 +357,9 @@ class EvaluationScheduler:
         assert self._round is not None
         step, model = self._round.step, self._round.model
         self._end_part(environment)
-        self.num_failed += 1
-        self._unwritten_metrics[FAILED_KEY] = self._unwritten_metrics.get(FAILED_KEY, 0) + 1
+        self._add_unwritten({})
+        failures = self._unwritten_metrics[-1]
+        failures[FAILED_KEY] = failures.get(FAILED_KEY, 0) + 1
         log.warning("the evaluation of %s failed: %s; training continues", model, reason)
         if self.failures_file is None:
             return

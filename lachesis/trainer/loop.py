@@ -289,7 +289,7 @@ class Trainer:
             self.state.evaluations.start_round_if_due(step, self.policy.sampler)
 
     def _take_evaluations(self) -> dict[str, float]:
-        """Return the metrics of evaluations that have ended, and add them to the checkpoints."""
+        """Return metrics of evaluations that have ended, and add results to the checkpoints."""
         evaluations = self.state.evaluations
         while evaluations.results:
             self.checkpoint_manager.note_held_out(evaluations.results.pop(0))
@@ -300,7 +300,8 @@ class Trainer:
         if self.state.step >= self.config.env.total_steps:
             self.state.set_waiting_for("evaluation")
             await self.state.evaluations.wait_for_last_round(stop)
-        self._add_to_last_step(self._take_evaluations())
+        while metrics := self._take_evaluations():
+            self._add_to_last_step(metrics)
 
     def _add_to_last_step(self, metrics: dict[str, float]) -> None:
         if metrics and self.metrics_file.add_evaluation(metrics):

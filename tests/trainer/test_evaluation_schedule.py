@@ -141,6 +141,8 @@ async def test_the_last_step_waits_for_an_evaluation_that_is_under_way() -> None
     evaluations.finish(offer["id"], RIGHT)
     await settled
     assert [point.step for point in evaluations.results] == [0, 3]
+    assert [evaluations.take_metrics()["eval/step"] for _ in range(2)] == [0, 3]
+    assert evaluations.take_metrics() == {}
 
 
 async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
@@ -167,7 +169,7 @@ async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
     resumed.restore_from_metrics([{"step": 9, **metrics}], first_step=5)
     assert resumed.take_metrics() == metrics
     await resumed.wait_for_last_round(stop)
-    assert resumed.num_failed == 0
+    assert resumed.take_metrics() == {}
 
 
 async def test_several_environments_evaluate_the_same_weights() -> None:
@@ -307,7 +309,7 @@ async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
     silent = EvaluationScheduler(every_steps=10)
     silent.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     await silent.wait_for_last_round(stop)
-    assert (silent.num_failed, silent.step_under_way) == (1, None)
+    assert (silent.take_metrics(), silent.step_under_way) == ({"eval/failed": 1}, None)
 
 
 async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_named(
