@@ -5,6 +5,7 @@ words.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -96,6 +97,21 @@ def copy_private(source: Path, target: Path) -> None:
     """Copy the content of a file to one that only its owner can read."""
     with source.open("rb") as old, open(target, "wb", opener=open_owner_only) as new:
         shutil.copyfileobj(old, new)
+
+
+def read_source(file: Path) -> bytes:
+    """Return the content of a file of code, which is opened again only after it has changed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    status = file.stat()
+    return _read_content(file, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_content(file: Path, state: tuple[int, int, int]) -> bytes:
+    return file.read_bytes()
 
 
 def read_or_create_secret(path: Path) -> str:

@@ -31,7 +31,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from lachesis.base import paths
 from lachesis.base.errors import RequirementsError, StorageError
-from lachesis.base.files import hold_file_lock
+from lachesis.base.files import hold_file_lock, read_source
 from lachesis.base.secrets import redact
 
 HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
@@ -63,9 +63,8 @@ def read_requirements(file: Path) -> ScriptRequirements:
         RequirementsError: The header does not follow PEP 723.
     """
     try:
-        text = "\n".join(
-            _read_header_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
-        )
+        lines = read_source(file).decode("utf-8", "replace").splitlines()
+        text = "\n".join(_read_header_lines(lines))
         header = tomllib.loads(text)
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):

@@ -23,7 +23,13 @@ import psutil
 
 from lachesis import __version__
 from lachesis.base import paths
-from lachesis.base.files import copy_private, make_private_folder, storage_errors, write_private
+from lachesis.base.files import (
+    make_private_folder,
+    open_owner_only,
+    read_source,
+    storage_errors,
+    write_private,
+)
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
 from lachesis.config.run_config import RunConfig
@@ -120,11 +126,13 @@ def _copy_sources(file: Path, target: Path) -> Json:
     with storage_errors(target):
         for source in sources:
             name = os.path.relpath(source, root) if source.is_relative_to(root) else source.name
-            hashes[name] = _compute_file_hash(source)
-            num_bytes += source.stat().st_size
+            content = read_source(source)
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            num_bytes += len(content)
             if num_bytes <= MAX_SOURCE_BYTES:
                 make_private_folder((target / name).parent)
-                copy_private(source, target / name)
+                with open(target / name, "wb", opener=open_owner_only) as copy:
+                    copy.write(content)
     return {"file": str(file), "sha256": hashes, **_describe_commit(file.parent)}
 
 

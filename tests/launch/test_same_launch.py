@@ -29,6 +29,7 @@ from tests.properties import examples
 ENVIRONMENT, TIMEOUT_S = "arithmetic", 60.0
 # Fields that read files or look for programs, and that of another launch's environments.
 LEFT_OUT = frozenset({"tinker.sft_file", "tinker.backend", "env.mixture", "tinker.trackers"})
+FIELDS_OF_KEYS = {"steps": "env.total_steps", "seed": "tinker.seed"}
 Values = Mapping[str, Any]
 Said = tuple[str, ...] | str
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
@@ -59,8 +60,7 @@ class Surfaces:
 
     def say_in_file(self, settings: Values, **keys: Any) -> LaunchSpec:
         content: dict[str, Any] = {"environment": ENVIRONMENT, "profile": "embedded"}
-        fields = {"steps": "env.total_steps", "seed": "tinker.seed"}
-        settings = {**settings, **{fields[key]: keys.pop(key) for key in fields if key in keys}}
+        settings = {**settings, **_take_fields(keys)}
         for name, value in settings.items():
             section, _, field = name.partition(".")
             content.setdefault(section, {})[field] = value
@@ -105,10 +105,8 @@ class Surfaces:
     def _edit_and_start(
         self, ask: Callable[..., Any], settings: Values, keys: dict[str, Any]
     ) -> LaunchSpec:
-        fields = {"steps": "total_steps", "seed": "tinker.seed"}
-        edits = {**settings, **{fields[key]: keys.pop(key) for key in fields if key in keys}}
         ask("rl_select_environment", name=ENVIRONMENT, profile="embedded")
-        for name, value in edits.items():
+        for name, value in {**settings, **_take_fields(keys)}.items():
             answer = ask("rl_edit_config", field=name, value=value)
             if "error" in answer:
                 raise Refused(answer["code"], answer["error"])
@@ -125,6 +123,11 @@ class Refused(LachesisError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def _take_fields(keys: dict[str, Any]) -> dict[str, Any]:
+    """Take the keys that are fields where there is no key for them."""
+    return {field: keys.pop(key) for key, field in FIELDS_OF_KEYS.items() if key in keys}
 
 
 def _to_text(value: Any) -> str:
@@ -207,6 +210,9 @@ def test_settings_mean_the_same_at_every_surface(
                 {}, optional={"steps": st.integers(1, 10**6), "seed": st.integers(0, 10**6)}
             )
         )
+        for key, field in FIELDS_OF_KEYS.items():
+            if field in settings:  # Said once.
+                keys.pop(key, None)
         said = {
             name: outcome_of(getattr(surfaces, name), settings, keys)
             for name in dir(surfaces)
