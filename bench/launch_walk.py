@@ -34,8 +34,10 @@ HOOK = ROOT / "bench" / "programs" / "counted" / "sitecustomize.py"
 PROGRAM = (sys.executable, "-c", "from lachesis.cli.main import main; raise SystemExit(main())")
 TRAIN = ("train", "arithmetic", "--set", "total_steps=100000", "--set", "use_wandb=false")
 ENVIRONMENT = "arithmetic.py"
-# What is left out of the names of files: the run's id, and where the environment lies.
-NAMED = re.compile(r"^/runs/[0-9a-f]{8}|^/.*/(?=arithmetic\.py$)")
+# What is left out of the names of files: the run's id, where the environment lies, and hashes.
+LEFT_OUT = re.compile(r"^/runs/[0-9a-f]{8}|^/.*/(?=arithmetic\.py$)|[0-9a-f]{32}(?=\.json$)")
+# Files that are renamed once they are whole, and locks.
+TEMPORARY = re.compile(r"\.[0-9a-f]{6}$|\.lock$")
 # How long after the first step the minute begins.
 SETTLE_S = 10.0
 # By their command lines, in this version and in former ones.
@@ -62,6 +64,7 @@ def main() -> None:
     walks = [walk(checkout, args.seconds) for checkout in checkouts.values()]
     titles = (
         "from `lachesis train` until the first service starts, all processes",
+        "the process of the flow until all services are ready",
         f"{args.seconds:g} s of training, the process of the flow",
         "most opens by one process until the first service starts",
     )
@@ -72,7 +75,7 @@ def main() -> None:
 
 
 def walk(checkout: Path, seconds: float) -> list[collections.Counter[tuple[str, str]]]:
-    """Launch a run of the checkout, and return the counts of the three tables."""
+    """Launch a run of the checkout, and return the counts of each table."""
     with tempfile.TemporaryDirectory() as text:
         folder, home = Path(text), Path(text) / "home"
         (folder / "hook" / "notes").mkdir(parents=True)
@@ -84,6 +87,7 @@ def walk(checkout: Path, seconds: float) -> list[collections.Counter[tuple[str, 
             launched_at = time.time()
             call(folder, env, *TRAIN)
             run_id = wait_for_run(home, lambda record: record["status"] == "running")["run_id"]
+            ready_at = time.time()
             time.sleep(SETTLE_S)
             trained_at = time.time()
             time.sleep(seconds)
@@ -95,15 +99,15 @@ def walk(checkout: Path, seconds: float) -> list[collections.Counter[tuple[str, 
         event.at for event in events if SERVICE.search(event.command) and event.at > launched_at
     )
     starting = [event for event in events if launched_at < event.at < first_service_at]
-    training = [
-        event for event in events if trained_at < event.at < ended_at and FLOW.search(event.command)
-    ]
+    of_flow = [event for event in events if FLOW.search(event.command)]
+    until_ready = [event for event in of_flow if launched_at < event.at < ready_at]
+    training = [event for event in of_flow if trained_at < event.at < ended_at]
     by_process = [
         count(event for event in starting if event.command == command)
         for command in {event.command for event in starting}
     ]
     most = {key: max(counts[key] for counts in by_process) for key in count(starting)}
-    return [count(starting), count(training), collections.Counter(most)]
+    return [count(starting), count(until_ready), count(training), collections.Counter(most)]
 
 
 def call(folder: Path, env: Mapping[str, str], *words: str) -> None:
@@ -141,8 +145,9 @@ def read_events(notes: Path, home: Path) -> list[Event]:
         rows = [line.split("\t") for line in file.read_text().splitlines()]
         command = f"{rows[0][2]} ({file.stem})"
         for at, kind, text in rows:
-            name = NAMED.sub("", text.replace(str(home), "")).strip("/")
-            if kind == "start" or text.startswith(str(home)) or name == ENVIRONMENT:
+            name = LEFT_OUT.sub("", text.replace(str(home), "")).strip("/")
+            is_counted = text.startswith(str(home)) and not TEMPORARY.search(name)
+            if kind == "start" or is_counted or name == ENVIRONMENT:
                 events.append(Event(float(at), command, kind, name))
     return events
 

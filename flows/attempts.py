@@ -91,10 +91,14 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
 
 def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
     """Record the exit codes of services that have ended."""
-    services = store.load(run_id).services
-    for name, code in group.collect_exit_codes().items():
-        if name in services:
-            store.update_service(run_id, name, state=f"exited ({code})")
+    recorded = store.load(run_id).services
+    states = {
+        name: {"state": f"exited ({code})"}
+        for name, code in group.collect_exit_codes().items()
+        if name in recorded and recorded[name].state != f"exited ({code})"
+    }
+    if states:
+        store.update_services(run_id, states)
 
 
 def _describe_stop(store: RunStore, record: RunRecord) -> str | None:

@@ -172,15 +172,20 @@ class RunStore:
             started_at = 0.0
         return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
-    def update_service(self, run_id: str, name: str, **changes: object) -> None:
-        """Change fields of one service in the record."""
-        with self._lock_record(run_id):
-            record = self.load(run_id)
-            service = record.services.get(name) or ServiceRecord(
-                log=str(self.dir(run_id).get_log_file(name))
-            )
-            record.services[name] = service.model_copy(update=changes)
-            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+    def update_services(
+        self, run_id: str, services: Mapping[str, Mapping[str, object]], **changes: object
+    ) -> RunRecord:
+        """Change fields of services, by their names, and of the record at once."""
+
+        def make_changes(record: RunRecord) -> Mapping[str, object]:
+            changed = dict(record.services)
+            for name, fields in services.items():
+                log = str(self.dir(run_id).get_log_file(name))
+                service = changed.get(name) or ServiceRecord(log=log)
+                changed[name] = service.model_copy(update=fields)
+            return {"services": changed, **changes}
+
+        return self.change(run_id, make_changes)
 
     def all(self) -> list[RunRecord]:
         """Return every readable run, the newest first."""

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -143,14 +143,25 @@ def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
 
 @dataclass(frozen=True)
 class RunServices:
-    """Start the services of a run; each start and each wait is written into its record, and is a
-    step that whoever supervises can show.
+    """Start the services of a run.
+
+    Each start and each wait is a step that whoever supervises can show, and goes into the run's
+    record with the next `write`.
     """
 
     group: ServiceGroup
     store: RunStore
     run_id: str
     show_step: ShowStep
+    unwritten: dict[str, dict[str, object]] = field(default_factory=dict)
+    """What has happened to services since the last `write`, by their names."""
+
+    def write(self, **changes: object) -> None:
+        """Write what has happened to services into the record, and these fields of it."""
+        services = dict(self.unwritten)
+        self.unwritten.clear()
+        if services or changes:
+            self.store.update_services(self.run_id, services, **changes)
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service.
@@ -162,9 +173,12 @@ class RunServices:
 
     def _start(self, spec: ServiceSpec) -> None:
         pid = self.group.start(spec)
-        self.store.update_service(
-            self.run_id, spec.name, pid=pid, port=spec.port, log=str(spec.log), state="starting"
-        )
+        self.unwritten[spec.name] = {
+            "pid": pid,
+            "port": spec.port,
+            "log": str(spec.log),
+            "state": "starting",
+        }
         port_text = f" and port {spec.port}" if spec.port else ""
         log.info("%s was started with process id %d%s", spec.name, pid, port_text)
 
@@ -180,6 +194,6 @@ class RunServices:
             waited_s = wait_until_healthy(self.group, spec, needs, on_poll=on_poll)
             command = f"; `{spec.log_command}` shows its log" if spec.log_command else ""
             log.info("%s is healthy after %.1f s%s", spec.name, waited_s, command)
-            self.store.update_service(self.run_id, spec.name, state="running")
+            self.unwritten.setdefault(spec.name, {})["state"] = "running"
 
         self.show_step(f"wait until {spec.name} is healthy", wait)

@@ -120,7 +120,7 @@ class ServiceRestarter:
             if not is_restartable(error.details.get("service")):
                 raise
             log.warning("%s", error)
-        self.store.update(self.run_id, phase="training")
+        self.services.write(phase="training")
 
     def disconnect(self, env_id: int) -> None:
         """Tell the API once that this environment is gone."""
@@ -182,6 +182,7 @@ class ServiceRestarter:
         self.stop_check.check()
         needs = [*self._list_required_services(), *(["api"] if spec.name in self.env_ids else [])]
         self.services.start(spec)
+        self.services.write()
         on_poll = self.stop_check.check_now_and_then
         self.services.wait_until_ready(spec, needs, on_poll=on_poll)
 

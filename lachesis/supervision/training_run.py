@@ -94,6 +94,14 @@ class TrainingRun:
         first environment, which is admitted once the trainer is ready, may be imported meanwhile.
         These start two at a time.
         """
+        try:
+            self._start_in_order()
+        except BaseException:
+            self.services.write()
+            raise
+        self.services.write(status="running", phase="training", healthy_at=now_iso())
+
+    def _start_in_order(self) -> None:
         starting_specs: list[ServiceSpec] = []
         first_environment = next(iter(self.env_ids))
         for spec in self.plan.services:
@@ -108,12 +116,11 @@ class TrainingRun:
             self.services.start(spec)
             starting_specs.append(spec)
         self._wait_for_services(starting_specs)
-        self.store.update(self.run_id, status="running", phase="training", healthy_at=now_iso())
 
     def _wait_for_services(self, starting_specs: list[ServiceSpec]) -> None:
         while starting_specs:
             spec = starting_specs.pop(0)
-            self.store.update(self.run_id, phase=f"waiting for {spec.name}")
+            self.services.write(phase=f"waiting for {spec.name}")
             self.services.wait_until_ready(spec, on_poll=self.stop_check.check_now_and_then)
             self.stop_check.check()
 

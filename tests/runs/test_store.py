@@ -44,7 +44,7 @@ def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
 def bump(home: Path, name: str) -> None:
     store = RunStore(home)
     for number in range(50):
-        store.update_service("0123abcd", name, pid=number)
+        store.update_services("0123abcd", {name: {"pid": number}})
 
 
 def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class World:
         result = work()
         if name.startswith("start "):
             service = name.removeprefix("start ")
-            self.pids[service] = self.store.load(RUN).services[service].pid or 0
+            self.pids[service] = int(str(self.again.services.unwritten[service]["pid"]))
         return result
 
     def kill(self, name: str) -> ProcessExitedError:
