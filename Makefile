@@ -79,6 +79,7 @@ bench: $(INSTALLED)
 	$(BIN)/python bench/engine_speed.py
 	$(BIN)/python bench/time_to_reward.py
 	$(BIN)/python bench/launch_time.py
+	$(BIN)/python bench/launch_walk.py
 	$(BIN)/python bench/rollout_storage.py
 	$(BIN)/python bench/first_minutes.py --wheel
 	$(BIN)/python bench/tool_latency.py

@@ -38,7 +38,7 @@ class TrainingProgress:
     """Show how far a training is: a ring on the bar of the task, log lines of steps, the report."""
 
     def __init__(self, store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
-        self.store, self.run_id, self.flow_run_id = store, record.run_id, flow_run_id
+        self.store, self.record, self.flow_run_id = store, record, flow_run_id
         self._step_log = StepLog(store.dir(record.run_id), record.total_steps)
         self._ring: ProgressArtifact | None = None
         self._report_published_at = -REPORT_INTERVAL_S
@@ -46,14 +46,14 @@ class TrainingProgress:
     def update(self, step: int, total: int) -> None:
         """Show the step; call this often. A server that is away is no fault of the run."""
         if self._ring is None:  # The task has begun.
-            self._ring = ProgressArtifact(self.run_id, self.flow_run_id)
+            self._ring = ProgressArtifact(self.record.run_id, self.flow_run_id)
             if self.flow_run_id is not None:
-                log_addresses(self.store, self.run_id, self.flow_run_id)
+                log_addresses(self.store, self.record.run_id, self.flow_run_id)
         self._ring.publish(step, total, force=step == total)
         now = time.monotonic()
         if self._step_log.update() and now - self._report_published_at >= REPORT_INTERVAL_S:
             self._report_published_at = now
-            renew_report(self.store, self.run_id)
+            self.record = renew_report(self.store, self.record)
 
     def finish(self) -> None:
         """Log the last step if it was not logged."""
@@ -128,16 +128,20 @@ def record_final_judgement(store: RunStore, run_id: str) -> None:
 def publish_report(store: RunStore, run_id: str) -> None:
     """Publish the report of a run that has ended."""
     try:
-        Monitor(store).publish_report(run_id)
+        Monitor(store).publish_report(store.load(run_id))
         log.info("the report is among the artifacts of this run")
     except ServerDownError as error:
         log.warning("the report was not published: %s", error)
 
 
-def renew_report(store: RunStore, run_id: str) -> None:
-    """Publish the report of a run that trains; a server that is away is no fault of the run."""
+def renew_report(store: RunStore, record: RunRecord) -> RunRecord:
+    """Publish the report of a run that trains, and return its record as it is now.
+
+    A server that is away is no fault of the run.
+    """
     with contextlib.suppress(ServerDownError):
-        Monitor(store).publish_report(run_id)
+        return Monitor(store).publish_report(record)
+    return record
 
 
 def publish_page_link(home: Path, path: str, flow_run_id: str) -> None:
@@ -169,7 +173,7 @@ def log_addresses(store: RunStore, run_id: str, flow_run_id: str) -> None:
     The report is published first, because the address of an artifact has its id.
     """
     publish_page_link(store.home, f"runs/{run_id}", flow_run_id)
-    renew_report(store, run_id)
+    renew_report(store, store.load(run_id))
     with contextlib.suppress(ServerDownError):
         api = PrefectApi()
         artifact_ids = {

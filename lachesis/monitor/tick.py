@@ -116,19 +116,20 @@ class Monitor:
                 log.exception("run %s cannot be judged", observation.record.run_id)
         return watched_runs
 
-    def publish_report(self, run_id: str) -> None:
-        """Judge and publish one run without waiting for the next tick.
+    def publish_report(self, record: RunRecord) -> RunRecord:
+        """Judge and publish one run without waiting for the next tick, and return its record.
 
         The next tick still applies policies and looks for leftover processes.
 
         Raises:
             LachesisError: The Prefect server does not answer, or refuses the report.
         """
-        watched = self._judge(observe_runs(self.store, [self.store.load(run_id)])[0])
+        watched = self._judge(observe_runs(self.store, [record])[0])
         self._write_health(watched)
         with PrefectApi().reuse_connection() as api:
             Publisher(self.store.home).publish_run(api, watched)
         self._save_memory(watched)
+        return watched.record
 
     def _should_watch(self, record: RunRecord) -> bool:
         if not record.has_ended:
@@ -331,8 +332,11 @@ class Monitor:
 
     def _write_health(self, watched: WatchedRun) -> None:
         entry = build_health_entry(watched.observation, watched.health, watched.stall)
-        self.store.update(watched.record.run_id, if_attempt=watched.record.attempt, health=entry)
-        watched.observation.record = watched.record.model_copy(update={"health": entry})
+        record = watched.record
+        # It holds what others have changed since, such as tags.
+        watched.observation.record = self.store.update(
+            record.run_id, if_attempt=record.attempt, health=entry
+        )
 
     def _save_memory(self, watched: WatchedRun) -> None:
         save_memory(watched.observation.run_dir, watched.memory)
