@@ -152,7 +152,8 @@ class EvaluationScheduler:
         for line in steps:
             for name, evaluated_step in line.items():
                 prefix, _, end = name.rpartition("/")
-                if end != "step" or not is_evaluation_key(name) or evaluated_step > first_step:
+                is_result = end == "step" and is_evaluation_key(name)
+                if not is_result or evaluated_step is None or evaluated_step > first_step:
                     continue
                 prefix += "/"
                 if prefix == OWN_PREFIX:
@@ -235,11 +236,13 @@ class EvaluationScheduler:
 
         The base model is evaluated now if it was not before.
         """
-        self._start_next_round()
-        while self._round is not None:
+        while True:
+            if not stop.is_set():
+                self._start_next_round()
+            if self._round is None:
+                break
             self._heard_at = dict.fromkeys(self.environments, time.monotonic()) | self._heard_at
             self._give_up_dead_parts("the run was stopped" if stop.is_set() else None)
-            self._start_next_round()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(float(self._round is not None)):
                     await self._change_event.wait()
@@ -249,11 +252,9 @@ class EvaluationScheduler:
     # --- one round
 
     def _is_due(self, step: int) -> bool:
-        if self.is_over or step in self._evaluated_steps:
-            return False
-        if self.last_step is not None and step in (0, self.last_step):
-            return True
-        return self.every_steps > 0 and step % self.every_steps == 0
+        is_end = self.last_step is not None and step in (0, self.last_step)
+        is_multiple = self.every_steps > 0 and step % self.every_steps == 0
+        return not self.is_over and step not in self._evaluated_steps and (is_end or is_multiple)
 
     def _start_round(
         self, step: int, sampler: tinker.SamplingClient, *, is_base: bool = False

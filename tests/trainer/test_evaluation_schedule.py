@@ -272,6 +272,7 @@ def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
     """
     lines = [{"step": step} for step in range(1, 24)]
     lines[11] |= {"eval/step": 10, "eval/percent_correct": 0.25, "eval/failed": 1}
+    lines[15] |= {"eval/step": None}
     lines[21] |= {"eval/step": 20, "eval/percent_correct": 0.75}
     evaluations = EvaluationScheduler(every_steps=10)
     evaluations.restore_from_metrics(lines, first_step=10)
@@ -322,7 +323,9 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
     ):
         monkeypatch.setattr(module, "DEADLINE_S", limit_s)
         failures, stop = tmp_path / f"{limit_s:g}" / "failed.jsonl", asyncio.Event()
-        evaluations = make_evaluations(failures_file=failures)
+        evaluations = make_evaluations(
+            failures_file=failures, base_sampler=Weights() if stopped else None
+        )
         evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
         offer = await evaluations.wait_for_next("words")
         if stopped:
