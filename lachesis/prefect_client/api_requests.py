@@ -20,6 +20,7 @@ from lachesis.prefect_client.serve_info import (
     HOME_HEADER,
     find_api_url,
     find_expected_proof,
+    is_serve_alive,
     read_auth_string,
 )
 
@@ -124,8 +125,13 @@ class PrefectHttp:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerDownError(
                 f"the Prefect server at {self.url} does not respond ({type(error).__name__}); "
-                f"start it with `lachesis serve`"
+                f"{self._find_next_step()}"
             ) from error
+
+    def _find_next_step(self) -> str:
+        if self._expected_proof is not None and is_serve_alive():
+            return "`lachesis serve` starts it again by itself: try again in a few seconds"
+        return "start it with `lachesis serve`"
 
     def _send_request(
         self, method: str, path: str, body: object, timeout: httpx.Timeout

@@ -62,6 +62,13 @@ def _read_file(home: Path | None) -> Json | None:
         return None
 
 
+def is_serve_alive(home: Path | None = None) -> bool:
+    """Return whether the `serve` of this home is running, which restarts a server that has died."""
+    info = _read_file(home)
+    launcher = None if info is None else read_processes(info).get(LAUNCHER)
+    return launcher is not None and launcher.is_alive()
+
+
 def read_processes(info: Json) -> dict[str, ProcessIdentity]:
     """Return the identities of the processes that `server.json` names, by their names."""
     identities = {

@@ -22,6 +22,7 @@ from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_run, resume_run, stop_run
+from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import read_processes, server_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
@@ -58,9 +59,8 @@ class World:
         self.current: Run | None = None
         """One that trains, left by the case before; starting one takes longer than most faults."""
         self.restarts = 0
-        """Of server and runner by the launcher that runs now, which gives up after three."""
+        """Of server and runner by the launcher that runs now, which pauses longer each time."""
         self.store = RunStore(home)
-        self.store = self.store
 
     # --- the launcher
 
@@ -97,7 +97,8 @@ class World:
         self.wait(lambda: server_file(self.home).exists(), 90, "the launcher to be ready")
 
     def _is_whole(self) -> bool:
-        return {identity.pid for identity in self._identities().values()} <= set(self.processes())
+        pids = {identity.pid for identity in self._identities().values()}
+        return pids <= set(self.processes()) and PrefectApi().is_healthy()
 
     def part(self, name: str) -> int:
         """The process id of `server` or `runner`."""

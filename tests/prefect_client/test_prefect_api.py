@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import http.server
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lachesis.base.errors import ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.serve_info import SERVER, write_server_info
+from lachesis.supervision.services.ports import reserve_free_ports
 from tests.patience import POLL_S
 
 
@@ -49,3 +55,20 @@ def test_a_busy_server_is_asked_again(server: Busy) -> None:
     server.refusals = 100
     with pytest.raises(ServerDownError, match="503"):
         api.require_healthy()
+
+
+def test_the_next_step_depends_on_who_starts_a_dead_server_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `serve` that runs restarts its server; to start a second `serve` would be refused."""
+    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
+    url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"
+    with subprocess.Popen([sys.executable, "-c", ""]) as server:
+        write_server_info(tmp_path, url, {SERVER: server.pid}, max_runs=1, key_places={})
+        server.wait()
+    with pytest.raises(ServerDownError, match="starts it again by itself"):
+        PrefectApi().require_healthy()
+    info = (tmp_path / "server.json").read_text()
+    (tmp_path / "server.json").write_text(info.replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    with pytest.raises(ServerDownError, match="start it with `lachesis serve`"):
+        PrefectApi(url).require_healthy()
