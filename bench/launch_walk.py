@@ -134,7 +134,8 @@ def wait_for_run(home: Path, has_come: Callable[[Any], bool]) -> Any:
     def read_record() -> Any:
         return json.loads(next(home.glob("runs/*/run.json")).read_text())
 
-    wait_until(lambda: any(home.glob("runs/*/run.json")) and has_come(read_record()), timeout_s=120)
+    if not wait_until(lambda: any(home.glob("runs/*/run.json")) and has_come(read_record()), 120):
+        raise SystemExit("the run has not come as far in 120 s")
     return read_record()
 
 

@@ -99,8 +99,8 @@ def copy_private(source: Path, target: Path) -> None:
         shutil.copyfileobj(old, new)
 
 
-def read_source(file: Path) -> bytes:
-    """Return the content of a file of code, which is opened again only after it has changed.
+def read_cached(file: Path) -> bytes:
+    """Return the content of a small file, which is opened again only after it has changed.
 
     Raises:
         OSError: The file cannot be read.

@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from lachesis.base.errors import ConfigError, FieldValueError, StorageError, shorten
+from lachesis.base.files import read_cached
 from lachesis.base.json_text import Json
 from lachesis.base.paths import to_safe_name
 from lachesis.config.backends import check_backend_name, find_ignored_fields
@@ -233,7 +234,7 @@ class RunConfig(Section):
 
 def _load_yaml(path: Path) -> Any:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
+        return yaml.load(read_cached(path).decode("utf-8"), Loader=YAML_LOADER)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lachesis.base.errors import EnvironmentLoadError
-from lachesis.base.files import read_source
+from lachesis.base.files import read_cached
 
 REPOSITORY_MARKS = (".git", "pyproject.toml", "setup.py")
 # The installed package is used even where the repository holds its source.
@@ -115,7 +115,7 @@ def _read_imports(file: Path) -> tuple[_Import, ...]:
 @functools.lru_cache(maxsize=4096)
 def _parse_imports(file: Path, changed_ns: int, size: int) -> tuple[_Import, ...]:
     imports = []
-    for node in ast.walk(ast.parse(read_source(file))):
+    for node in ast.walk(ast.parse(read_cached(file))):
         if isinstance(node, ast.Import):
             imports.append(_Import(None, "", tuple(alias.name for alias in node.names)))
         elif isinstance(node, ast.ImportFrom):
@@ -146,7 +146,7 @@ def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyT
         list_source_files(file.resolve()).union(*map(list_source_files, _list_named_files(values)))
     ):
         try:
-            digest.update(source_file.name.encode() + b"\0" + read_source(source_file) + b"\0")
+            digest.update(source_file.name.encode() + b"\0" + read_cached(source_file) + b"\0")
         except OSError as error:
             raise EnvironmentLoadError(f"{source_file} cannot be read: {error.strerror}") from error
     return digest.hexdigest()[:16]

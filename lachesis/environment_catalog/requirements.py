@@ -31,7 +31,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from lachesis.base import paths
 from lachesis.base.errors import RequirementsError, StorageError
-from lachesis.base.files import hold_file_lock, read_source
+from lachesis.base.files import hold_file_lock, read_cached
 from lachesis.base.secrets import redact
 
 HEADER_BEGIN, HEADER_END = "# /// script", "# ///"
@@ -63,7 +63,7 @@ def read_requirements(file: Path) -> ScriptRequirements:
         RequirementsError: The header does not follow PEP 723.
     """
     try:
-        lines = read_source(file).decode("utf-8", "replace").splitlines()
+        lines = read_cached(file).decode("utf-8", "replace").splitlines()
         text = "\n".join(_read_header_lines(lines))
         header = tomllib.loads(text)
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")

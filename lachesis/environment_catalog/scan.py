@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lachesis.base import paths
-from lachesis.base.files import read_source
+from lachesis.base.files import read_cached
 from lachesis.environment_catalog import fingerprint
 
 ROOT_CLASS = "BaseEnv"
@@ -159,7 +159,7 @@ def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
         OSError: The file cannot be read.
     """
     try:
-        module = ast.parse(read_source(file).decode("utf-8", "replace"), str(file))
+        module = ast.parse(read_cached(file).decode("utf-8", "replace"), str(file))
     except (SyntaxError, ValueError) as error:
         if isinstance(error, SyntaxError):
             line = f", line {error.lineno}"

@@ -29,11 +29,13 @@ import runpy
 import signal
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import RLEnvironmentError
+from lachesis.base.files import read_cached
 from lachesis.base.json_text import Json
 from lachesis.base.managed_process import end_with_parent
 from lachesis.base.secrets import redact
@@ -122,7 +124,7 @@ def _run_environment_file(
     try:
         module = fingerprint.get_module_name(file)
         if module is None:
-            runpy.run_path(str(file), run_name="__main__")
+            _run_as_program(file)
         else:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception as error:
@@ -136,6 +138,14 @@ def _run_environment_file(
         if rollout_counters is not None:
             inference_test.record_failure_kind(rollout_counters, error)
         sys.exit(1)
+
+
+def _run_as_program(file: Path) -> None:
+    """Run a file as Python runs a script; `runpy.run_path` would open it three times."""
+    module = types.ModuleType("__main__")
+    module.__file__ = str(file)
+    sys.modules["__main__"] = module
+    exec(compile(read_cached(file), str(file), "exec"), module.__dict__)
 
 
 def _describe_causes(error: Exception, file: Path) -> str:

@@ -26,7 +26,7 @@ from lachesis.base import paths
 from lachesis.base.files import (
     make_private_folder,
     open_owner_only,
-    read_source,
+    read_cached,
     storage_errors,
     write_private,
 )
@@ -126,7 +126,7 @@ def _copy_sources(file: Path, target: Path) -> Json:
     with storage_errors(target):
         for source in sources:
             name = os.path.relpath(source, root) if source.is_relative_to(root) else source.name
-            content = read_source(source)
+            content = read_cached(source)
             hashes[name] = hashlib.sha256(content).hexdigest()
             num_bytes += len(content)
             if num_bytes <= MAX_SOURCE_BYTES:
