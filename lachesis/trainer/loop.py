@@ -158,6 +158,9 @@ class Trainer:
         try:
             await asyncio.sleep(0)  # Send the requests before this process computes anything.
             metrics |= await asyncio.to_thread(compute_rollout_metrics, groups, self.state.usage)
+        except asyncio.CancelledError:
+            update_task.cancel()  # A server that has ended the run may never answer.
+            raise
         finally:
             # A checkpoint during the update would contain it without counting it.
             await asyncio.wait({update_task})

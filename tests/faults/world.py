@@ -22,7 +22,6 @@ from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_run, resume_run, stop_run
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import read_processes, server_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.metrics import MetricsFile
@@ -98,7 +97,10 @@ class World:
 
     def _is_whole(self) -> bool:
         pids = {identity.pid for identity in self._identities().values()}
-        return pids <= set(self.processes()) and PrefectApi().is_healthy()
+        url = f"http://127.0.0.1:{self.port}/api/health"
+        with contextlib.suppress(httpx.HTTPError):
+            return pids <= set(self.processes()) and httpx.get(url, trust_env=False).is_success
+        return False
 
     def part(self, name: str) -> int:
         """The process id of `server` or `runner`."""

@@ -109,15 +109,15 @@ class Surfaces:
         for name, value in {**settings, **_take_fields(keys)}.items():
             answer = ask("rl_edit_config", field=name, value=value)
             if "error" in answer:
-                raise Refused(answer["code"], answer["error"])
+                raise ToolRefusal(answer["code"], answer["error"])
         self.handed_on.clear()
         answer = ask("rl_start_training", **keys)
         if not self.handed_on:
-            raise Refused(answer["code"], answer["error"])
+            raise ToolRefusal(answer["code"], answer["error"])
         return self.handed_on[0]
 
 
-class Refused(LachesisError):
+class ToolRefusal(Exception):
     """What a tool has answered."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -140,7 +140,7 @@ def outcome_of(say: Callable[..., LaunchSpec], settings: Values, keys: Values) -
     """
     try:
         spec = resolve_launch(say(settings, **keys), RunStore(), TIMEOUT_S).spec
-    except LachesisError as error:
+    except (LachesisError, ToolRefusal) as error:
         subject, _, rest = str(error).partition(" is ")
         return str(error.code), subject.rpartition(": ")[2], rest.rpartition("; allowed: ")[2]
     return spec.model_copy(update={"by_agent": False}).model_dump_json()

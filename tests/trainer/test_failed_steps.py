@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,29 @@ async def test_a_line_that_cannot_be_written_costs_no_checkpoint(
     assert calls[-2:] == [FAILING, FAILING], "it was tried again"
     assert run.newest().step == FAILING
     assert "the metrics of step 6 were not written" in caplog.text
+
+
+async def test_a_run_that_is_ended_while_the_server_says_nothing_ends_at_once(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account without money is such a server; the refusal may come at any moment of the step."""
+    computes, goes_on = asyncio.Event(), threading.Event()
+    event_loop = asyncio.get_running_loop()
+
+    async def never(*_: Any) -> dict[str, float]:
+        await asyncio.Event().wait()
+        return {}
+
+    def compute(*_: Any) -> dict[str, float]:
+        event_loop.call_soon_threadsafe(computes.set)
+        goes_on.wait(30)
+        return {}
+
+    monkeypatch.setattr(Policy, "train", never)
+    monkeypatch.setattr(loop, "compute_rollout_metrics", compute)
+    attempt = asyncio.create_task(make_run("run").attempt())
+    await asyncio.wait_for(computes.wait(), 60)
+    attempt.cancel()
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(attempt, 60)
