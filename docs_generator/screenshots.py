@@ -8,13 +8,13 @@ and the older one in dark. Both need Chromium.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -28,7 +28,7 @@ from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model.build import READY_MADE
 from lachesis.web.app import create_app
-from tests.e2e.prefect_pages import CHROMIUM, FLAGS, PrefectPages
+from tests.e2e.prefect_pages import CHROMIUM, FLAGS, UI, PrefectPages
 from tests.web.browser import serve
 from tests.web.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 
@@ -38,7 +38,7 @@ MAX_COLOURS = 256
 FORM_VALUES = {"Steps": "300", "Name": "sums by hand", "Seed": "7"}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Picture:
     """Describe one picture of a page."""
 
@@ -88,10 +88,14 @@ def take_prefect_pictures() -> None:
         pictures = [
             Picture("prefect-deployments", "/deployments", height=460),
             Picture("prefect-dashboard", "/dashboard?tags=lachesis", height=800),
+        ]
+        # Headless Chromium draws no timeline on the older page.
+        timelines = [
             Picture("prefect-finished", f"/runs/flow-run/{ended}", height=900),
             Picture("prefect-training", f"/runs/flow-run/{living.flow_run_id}", height=900),
         ]
-        _take_in_both(address, pictures)
+        _take_prefect_pages(address, "V2", "light", [*pictures, *timelines])
+        _take_prefect_pages(address, "V1", "dark", pictures)
         api = PrefectApi(f"{address}/api")
         for key, kind, name, height in (
             (f"report-{store.all()[1].run_id}", "markdown", "report", 1010),
@@ -106,21 +110,19 @@ def take_prefect_pictures() -> None:
         _run_lachesis("stop", living.run_id, "--now")
 
 
-def _take_in_both(address: str, pictures: list[Picture]) -> None:
-    """Take pictures of both of Prefect's pages, and of the form with some values in it."""
+def _take_prefect_pages(address: str, ui: UI, suffix: str, pictures: list[Picture]) -> None:
+    """Take pictures of one of Prefect's pages, and of the form with some values in it."""
     deployment = httpx.get(f"{address}/api/deployments/name/train/train").json()["id"]
     form = Picture("prefect-form", "", height=1500)
-    for ui, suffix in (("V2", "light"), ("V1", "dark")):
-        for picture in (*pictures, form):
-            shown = Picture(picture.name, picture.path, height=picture.height, is_dark=ui == "V1")
-            with _open_page(shown) as page:
-                prefect = PrefectPages(page, address, ui)  # type: ignore[arg-type]
-                if picture is form:
-                    _fill_in_form(prefect, deployment)
-                else:
-                    prefect.visit(picture.path)
-                page.wait_for_timeout(4000)
-                _save(page, f"{picture.name}-{suffix}")
+    for picture in (*pictures, form):
+        with _open_page(dataclasses.replace(picture, is_dark=suffix == "dark")) as page:
+            prefect = PrefectPages(page, address, ui)
+            if picture is form:
+                _fill_in_form(prefect, deployment)
+            else:
+                prefect.visit(picture.path)
+            page.wait_for_timeout(4000)
+            _save(page, f"{picture.name}-{suffix}")
 
 
 def _fill_in_form(prefect: PrefectPages, deployment: str) -> None:
