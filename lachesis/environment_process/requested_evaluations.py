@@ -279,7 +279,9 @@ async def _deliver_report(http: httpx.AsyncClient, path: str, report: Mapping[st
 
 
 def _remove_older_answers(newest: Path) -> None:
-    """Remove the answers of other steps than the newest and step 0."""
+    """Remove the answers of other steps than this newest one and step 0; those of the base stay."""
+    if newest.name == "base":
+        return
     for folder in newest.parent.glob("step-*"):
-        if newest.name.startswith("step-") and folder.name not in ("step-0", newest.name):
+        if folder.name not in ("step-0", newest.name):
             shutil.rmtree(folder, ignore_errors=True)

@@ -52,7 +52,7 @@ class HeldOutList:
     """Hold the items of one evaluation, those with wrong answers first."""
 
     title: str
-    """Whose answers they are, as in `after step 40`."""
+    """Says whose answers they are, as in `after step 40`."""
     groups: list[HeldOutGroup]
 
 

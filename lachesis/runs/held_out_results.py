@@ -295,10 +295,12 @@ def _find_first_and_last(
     evaluations = {}
     prefixes = {name: f"environments/{name}/" for name in record.additional_environments}
     for name, prefix in ({"": ""} | prefixes).items():
-        found = {"before": _find_base_metrics(record, run_dir, steps, prefix)}
+        metrics_by_moment = {"before": _find_base_metrics(record, run_dir, steps, prefix)}
         if record.has_ended and steps:
-            found["after"] = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"])
-        for moment, metrics in found.items():
+            metrics_by_moment["after"] = _find_metrics(
+                steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"]
+            )
+        for moment, metrics in metrics_by_moment.items():
             if metrics:
                 evaluations[f"{name} {moment}".strip()] = metrics
     return evaluations

@@ -131,8 +131,8 @@ class MetricsFile:
         """Return the first line that has this metric, without parsing those before it."""
         mark = f"{json.dumps(name)}:".encode()
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            found = _parse_steps(next((line for line in file if mark in line), b""))
-            return next(iter(found), None)
+            first_line = next((line for line in file if mark in line), b"")
+            return next(iter(_parse_steps(first_line)), None)
         return None
 
     def head(self, count: int) -> list[Step]:

@@ -154,7 +154,7 @@ class RunServices:
     run_id: str
     show_step: ShowStep
     unwritten: dict[str, dict[str, object]] = field(default_factory=dict)
-    """What has happened to services since the last `write`, by their names."""
+    """Holds what has happened to services since the last `write`, by their names."""
 
     def write(self, **changes: object) -> None:
         """Write what has happened to services into the record, and these fields of it."""

@@ -58,7 +58,7 @@ class World:
         self.current: Run | None = None
         """One that trains, left by the case before; starting one takes longer than most faults."""
         self.restarts = 0
-        """Of server and runner by the launcher that runs now, which pauses longer each time."""
+        """Counts those of server and runner by this launcher, which pauses longer each time."""
         self.store = RunStore(home)
 
     # --- the launcher

@@ -118,7 +118,7 @@ class Surfaces:
 
 
 class ToolRefusal(Exception):
-    """What a tool has answered."""
+    """Hold the error that a tool has answered."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -213,12 +213,12 @@ def test_settings_mean_the_same_at_every_surface(
         for key, field in FIELDS_OF_KEYS.items():
             if field in settings:  # Said once.
                 keys.pop(key, None)
-        said = {
+        outcomes = {
             name: outcome_of(getattr(surfaces, name), settings, keys)
             for name in dir(surfaces)
             if name.startswith("say_")
         }
-        assert len(set(said.values())) == 1, "\n".join(map(str, said.items()))
+        assert len(set(outcomes.values())) == 1, "\n".join(map(str, outcomes.items()))
 
     check()
 
@@ -239,7 +239,7 @@ def test_what_the_owner_says_of_a_run_means_the_same_in_command_file_and_form(
 
     @examples(keys, count=60)
     def check(keys: dict[str, Any]) -> None:
-        said = {
+        outcomes = {
             say.__name__: outcome_of(say, {}, keys)
             for say in (
                 surfaces.say_in_command,
@@ -248,6 +248,6 @@ def test_what_the_owner_says_of_a_run_means_the_same_in_command_file_and_form(
                 surfaces.say_in_schedule,
             )
         }
-        assert len(set(said.values())) == 1, "\n".join(map(str, said.items()))
+        assert len(set(outcomes.values())) == 1, "\n".join(map(str, outcomes.items()))
 
     check()

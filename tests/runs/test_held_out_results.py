@@ -230,10 +230,10 @@ def test_the_base_model_has_one_result_wherever_training_begins(folder: RunDir) 
     base = {f"eval_base/{key.removeprefix('eval/')}": v for key, v in metrics_of(0, 0.05).items()}
     MetricsFile(folder.metrics).add_evaluation(base)
     steps = MetricsFile(folder.metrics).read()
-    found = find_base_result(fork, folder, steps)
-    assert found is not None
-    assert found.percent_correct == 0.05
-    assert summarize_run(fork, folder).held_out_before == found
+    base_result = find_base_result(fork, folder, steps)
+    assert base_result is not None
+    assert base_result.percent_correct == 0.05
+    assert summarize_run(fork, folder).held_out_before == base_result
     assert read_accuracies(fork, folder, steps)["before"] == 0.05
     assert build_held_out_curve(steps)[0].percent_correct == SHARES[0], "the fork's own start"
     assert summarize_run(record, folder).held_out_before == build_held_out_curve(steps)[0]
@@ -246,8 +246,8 @@ def test_recorded_answers_are_those_of_the_base_model_and_of_the_newest_weights(
     for name in ("step-0", "step-10", "step-9", "step-x", "words/step-30"):
         (folder.evaluation / name).mkdir(parents=True)
         (folder.evaluation / name / "samples.jsonl").touch()
-    found = {when: title for when, (title, _) in find_held_out_answers(folder).items()}
-    assert found == {"before": "before training", "after": "after step 10"}
+    titles = {when: title for when, (title, _) in find_held_out_answers(folder).items()}
+    assert titles == {"before": "before training", "after": "after step 10"}
     (folder.evaluation / "base").mkdir()
     (folder.evaluation / "base" / "samples.jsonl").touch()
     assert find_held_out_answers(folder)["before"][0] == "by the base model"

@@ -132,7 +132,8 @@ async def test_the_last_step_waits_for_an_evaluation_that_is_under_way() -> None
     """A short run has made its steps before the evaluation of its start has ended."""
     evaluations, last = EvaluationScheduler(every_steps=2, last_step=3), Weights()
     for step in range(4):
-        evaluations.start_round_if_due(step, last if step == 3 else Weights())  # type: ignore[arg-type]
+        weights: Any = last if step == 3 else Weights()
+        evaluations.start_round_if_due(step, weights)
     assert evaluations.step_under_way == 0
     settled = asyncio.ensure_future(evaluations.wait_for_last_round(asyncio.Event()))
     evaluations.finish((await evaluations.wait_for_next(""))["id"], RIGHT)
@@ -197,7 +198,7 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
 async def test_an_environment_that_is_silent_from_the_first_step_on_does_not_keep_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before that it may still load its data."""
+    """Before the first step the environment may still load its data."""
     monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.05)
     evaluations, weights = make_evaluations(), Weights()
     evaluations.start_round_if_due(0, weights)  # type: ignore[arg-type]
@@ -261,7 +262,8 @@ async def test_weights_that_are_held_are_asked_now_and_then() -> None:
     """A server may forget those that nobody asks; the embedded engine keeps the newest sixteen."""
     evaluations, held = EvaluationScheduler(every_steps=100), Weights()
     for step in range(33):
-        evaluations.start_round_if_due(step, held if step == 0 else Weights())  # type: ignore[arg-type]
+        weights: Any = held if step == 0 else Weights()
+        evaluations.start_round_if_due(step, weights)
         await asyncio.sleep(0)
     assert (held.asked, evaluations.usage.prefill) == (4, 4)
 
