@@ -145,11 +145,20 @@ def compute_fingerprint(file: Path, values: Mapping[str, object] = MappingProxyT
     for source_file in sorted(
         list_source_files(file.resolve()).union(*map(list_source_files, _list_named_files(values)))
     ):
-        try:
-            digest.update(source_file.name.encode() + b"\0" + read_cached(source_file) + b"\0")
-        except OSError as error:
-            raise EnvironmentLoadError(f"{source_file} cannot be read: {error.strerror}") from error
+        digest.update(source_file.name.encode() + b"\0" + read_source(source_file) + b"\0")
     return digest.hexdigest()[:16]
+
+
+def read_source(file: Path) -> bytes:
+    """Return the content of a file of code.
+
+    Raises:
+        EnvironmentLoadError: It cannot be read.
+    """
+    try:
+        return read_cached(file)
+    except OSError as error:
+        raise EnvironmentLoadError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _list_named_files(values: Mapping[str, object]) -> list[Path]:

@@ -31,7 +31,7 @@ from lachesis.base.files import storage_errors, write_private
 from lachesis.base.formatting import suggest
 from lachesis.base.managed_process import MAX_OUTPUT_BYTES, BoundedResult, run_bounded
 from lachesis.base.secrets import build_child_env, read_passed_variables, redact
-from lachesis.environment_catalog.fingerprint import compute_fingerprint
+from lachesis.environment_catalog.fingerprint import compute_fingerprint, read_source
 from lachesis.environment_catalog.requirements import find_interpreter
 from lachesis.environment_catalog.scan import (
     LACHESIS_BASES,
@@ -192,7 +192,9 @@ def check_values(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         cached_errors: list[dict[str, str]] = json.loads(cache.read_text())["errors"]
         return cached_errors
-    errors: list[dict[str, str]] = _run_child("describe", environment, values, timeout_s)["errors"]
+    errors: list[dict[str, str]] = _run_child(
+        "describe", environment, {"values": values}, timeout_s
+    )["errors"]
     _write_cache(cache, {"errors": errors})
     return errors
 
@@ -285,9 +287,10 @@ def _run_child(
     """Run `lachesis.environment_process` in a child and return the JSON it writes to a file.
 
     Its printed output may hold anything and be endless. Only commands that load the data set may
-    download.
+    download. The child runs the source that the key of a cached answer is about.
     """
     file = environment.file_path
+    request = {**request, "source": read_source(Path(file)).decode("latin-1")}
     offline_env = {} if allow_download else {"HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="lachesis-") as folder:
         out = Path(folder) / "answer.json"

@@ -10,6 +10,9 @@
     examples FILE CLASS OUT               make conversations for warming up a model; see
                                           `lachesis.environment_process.pretraining_examples`
 
+`describe` and `examples` read a request in JSON with the file's `source` from the standard input.
+LACHESIS_TEMPLATE_SETTINGS has what the run sets for its chat template, as JSON; see
+`lachesis.environment_process.chat_template_settings`.
 With LACHESIS_INFERENCE_URL and LACHESIS_INFERENCE_TOKEN, requests to that server carry the token.
 With LACHESIS_COUNTERS_FILE, `run` writes counts of the environment's work to that file; see
 `lachesis.environment_process.rollout_counters`. With LACHESIS_POSITION_FILE=FILE and
@@ -35,7 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import RLEnvironmentError
-from lachesis.base.files import read_cached
+from lachesis.base.files import give_content, read_cached
 from lachesis.base.json_text import Json
 from lachesis.base.managed_process import end_with_parent
 from lachesis.base.secrets import redact
@@ -68,16 +71,19 @@ def main() -> None:
     """Run the command that the arguments name."""
     end_with_parent(signal.SIGKILL)  # Even in the middle of an import.
     command, file = sys.argv[1], Path(sys.argv[2]).resolve()
+    handler = {"describe": _describe_class, "examples": _make_examples}.get(command)
+    if handler:
+        request = json.loads(sys.stdin.read())
+        give_content(file, request.pop("source").encode("latin-1"))
     sys.path[:] = fingerprint.build_search_path(file, sys.path)
     lazy_imports.load_when_used("torch", "wandb")
-    if handler := {"describe": _describe_class, "examples": _make_examples}.get(command):
-        write_answer(
-            file, functools.partial(handler, class_name=sys.argv[3]), out=Path(sys.argv[4])
-        )
+    if handler:
+        answer = functools.partial(handler, file, request, class_name=sys.argv[3])
+        write_answer(file, answer, out=Path(sys.argv[4]))
         return
     with pause_garbage_collection():
         atropos_patches.apply_atropos_patches()
-    template_settings = read_template_settings(sys.argv)
+    template_settings = read_template_settings()
     if command == "check":
         install_template_settings(template_settings, None)
         model_free_check.run_stages(
@@ -145,7 +151,8 @@ def _run_as_program(file: Path) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = str(file)
     sys.modules["__main__"] = module
-    exec(compile(read_cached(file), str(file), "exec"), module.__dict__)
+    code = compile(read_cached(file), str(file), "exec", dont_inherit=True)
+    exec(code, module.__dict__)
 
 
 def _describe_causes(error: Exception, file: Path) -> str:
@@ -186,14 +193,10 @@ def _instrument_environment(
     BaseEnv.cli = classmethod(cli)
 
 
-def write_answer(
-    file: Path, handler: Callable[[Path, dict[str, Any]], dict[str, Any]], *, out: Path
-) -> None:
-    """Import the file, answer the request on the standard input, and write the answer or the
-    error.
-    """
+def write_answer(file: Path, answer: Callable[[], Json], *, out: Path) -> None:
+    """Import the file, and write what `answer` returns or the error."""
     try:
-        result = handler(file, json.loads(sys.stdin.read() or "{}"))
+        result = answer()
     except BaseException as error:  # An environment may raise SystemExit while it is imported.
         reason = describe_exception(error, str(file))
         result = {"error": reason, "traceback": traceback.format_exc()}
@@ -205,11 +208,10 @@ def write_answer(
     os._exit(0)  # Threads that the environment has started must not keep the child alive.
 
 
-def _describe_class(file: Path, values: dict[str, Any], *, class_name: str) -> dict[str, Any]:
+def _describe_class(file: Path, request: dict[str, Any], *, class_name: str) -> dict[str, Any]:
     """Return the schema and the default values of a class's configuration."""
-    return _describe_configuration(
-        model_free_check.load_environment_class(file, class_name), values
-    )
+    cls = model_free_check.load_environment_class(file, class_name)
+    return _describe_configuration(cls, request.get("values", {}))
 
 
 def _make_examples(file: Path, request: dict[str, Any], *, class_name: str) -> dict[str, Any]:

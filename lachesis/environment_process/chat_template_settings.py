@@ -8,11 +8,10 @@ prompts that nobody has shown it; so the first conversation of a process is rend
 from __future__ import annotations
 
 import functools
+import json
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from lachesis.base.errors import RLEnvironmentError
 from lachesis.base.json_text import Json
@@ -28,13 +27,10 @@ _PROMPT_OPTIONS = frozenset(
 )
 
 
-def read_template_settings(arguments: Sequence[str]) -> Json:
-    """Return `thinking` and `chat_template_kwargs` of the configuration that a command names."""
-    if "--config" not in arguments:
-        return {}
-    file = Path(arguments[list(arguments).index("--config") + 1])
-    section = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("tinker") or {}
-    return {name: section.get(name) for name in ("thinking", "chat_template_kwargs")}
+def read_template_settings() -> Json:
+    """Return `thinking` and `chat_template_kwargs` of the run or test that this process is for."""
+    settings: Json = json.loads(os.environ.get("LACHESIS_TEMPLATE_SETTINGS", "{}"))
+    return settings
 
 
 def install_template_settings(settings: Json, inference_server: tuple[str, str] | None) -> None:

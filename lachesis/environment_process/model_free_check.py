@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lachesis.base.files import read_cached
 from lachesis.base.json_text import Json
 from lachesis.base.reward_values import is_score
 from lachesis.environment_catalog import fingerprint, requirements
@@ -60,10 +61,11 @@ def load_environment_class(file: Path, class_name: str) -> Any:
 
 def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"environment_{file.stem}", file)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    # The loader would open the file again.
+    exec(compile(read_cached(file), str(file), "exec", dont_inherit=True), module.__dict__)
     return module
 
 

@@ -25,7 +25,7 @@ from lachesis.models.recommended_settings import estimate_checkpoint_gb
 MAX_VALIDATION_AGE_S = 7 * 86400.0
 
 
-def make_planned_run(config: RunConfig) -> PlannedRun:
+def make_planned_run(config: RunConfig, *, starts_from_base: bool) -> PlannedRun:
     """Return the planned run of this configuration, as a forecast needs it."""
     return PlannedRun(
         total_steps=config.env.total_steps,
@@ -33,7 +33,7 @@ def make_planned_run(config: RunConfig) -> PlannedRun:
         group_size=config.env.group_size,
         base_model=config.openai.model_name,
         profile=config.profile,
-        evaluations=_count_evaluations(config),
+        evaluations=_count_evaluations(config, starts_from_base=starts_from_base),
         has_kl_penalty=config.tinker.kl_coefficient > 0,
         kept_checkpoints=_count_kept_checkpoints(config),
         checkpoint_gb=estimate_checkpoint_gb(
@@ -48,7 +48,7 @@ def _count_kept_checkpoints(config: RunConfig) -> int:
     return min(saved, config.tinker.keep_checkpoints + 2)
 
 
-def _count_evaluations(config: RunConfig) -> int:
+def _count_evaluations(config: RunConfig, *, starts_from_base: bool) -> int:
     """Return how often the run evaluates: at each multiple of `steps_per_eval`; with
     `final_evaluation` at step 0, at the last step, and once the base model where the start is not.
     """
@@ -56,7 +56,7 @@ def _count_evaluations(config: RunConfig) -> int:
     due = set(range(0, steps + 1, every)) if every > 0 else set()
     if not config.tinker.final_evaluation:
         return len(due)
-    return len(due | {0, steps}) + int(config.tinker.sft_file is not None)
+    return len(due | {0, steps}) + int(not starts_from_base)
 
 
 def require_validation(
@@ -229,10 +229,9 @@ def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
 
 
 def find_forecast(
-    tests: InferenceTestStore, config: RunConfig, code_fingerprint: str
+    tests: InferenceTestStore, config: RunConfig, code_fingerprint: str, planned_run: PlannedRun
 ) -> Forecast | None:
     """Return the forecast of the newest test of this code on the run's model, scaled to the run."""
-    planned_run = make_planned_run(config)
     for test in tests.all():
         saved_forecast = (_find_model_result(test, config) or {}).get("forecast")
         if saved_forecast is None or find_mismatch(test, config, code_fingerprint):

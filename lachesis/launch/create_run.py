@@ -86,11 +86,12 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         fingerprint=fingerprint,
         additional_environments=_describe_additional_environments(launch),
         by_agent=spec.by_agent,
-        forecast=_find_forecast(config, fingerprint, tests),
+        forecast=_find_forecast(launch, fingerprint, tests),
         require_validation=launch.needs_validation,
         wandb_project=config.tinker.wandb_project,
         wandb_run_name=f"{environment.name}-{run_id}",
         forked_from=launch.fork_source and launch.fork_source.name,
+        starts_from_base=launch.starts_from_base,
     )
 
 
@@ -98,11 +99,16 @@ def _compute_fingerprint(file: str, config: RunConfig) -> str:
     return compute_fingerprint(Path(file), config.env.model_extra or {})
 
 
-def _find_forecast(config: RunConfig, fingerprint: str, tests: InferenceTestStore) -> Json | None:
+def _find_forecast(
+    launch: ResolvedLaunch, fingerprint: str, tests: InferenceTestStore
+) -> Json | None:
     # A test is about one environment, and several together take another amount.
-    if config.env.mixture:
+    if launch.config.env.mixture:
         return None
-    forecast = required_test.find_forecast(tests, config, fingerprint)
+    planned_run = required_test.make_planned_run(
+        launch.config, starts_from_base=launch.starts_from_base
+    )
+    forecast = required_test.find_forecast(tests, launch.config, fingerprint, planned_run)
     if forecast is None:
         return None
     return forecast.model_dump(mode="json")
@@ -145,7 +151,9 @@ def _create_test_record(tests: InferenceTestStore, resolved: ResolvedTest) -> In
         class_name=environment.class_name,
         fingerprint=_compute_fingerprint(environment.file_path, config),
         own_values=config.env.model_extra or {},
-        planned=required_test.make_planned_run(config),
+        planned=required_test.make_planned_run(
+            config, starts_from_base=resolved.launch.starts_from_base
+        ),
         max_token_length=config.env.max_token_length,
         prompt_settings=required_test.get_prompt_settings(config),
         max_cost_usd=resolved.max_cost_usd,

@@ -206,6 +206,13 @@ class ResolvedLaunch:
         return mixture.list_environment_files(self.environment, self.config)
 
     @property
+    def starts_from_base(self) -> bool:
+        """Return whether the first step begins with the base model, which neither a checkpoint nor
+        supervised fine-tuning has changed.
+        """
+        return self.fork_source is None and self.config.tinker.sft_file is None
+
+    @property
     def needs_validation(self) -> bool:
         """Return whether the launch is refused without a recent test that found the environment
         learnable.

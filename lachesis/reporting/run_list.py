@@ -26,7 +26,6 @@ from lachesis.runs.held_out_results import (
     HeldOutPoint,
     find_base_result,
     find_newest_result,
-    starts_from_base,
 )
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
@@ -124,10 +123,10 @@ def summarize_run(record: RunRecord, run_dir: RunDir) -> RunSummary:
 
 def _find_result_before(record: RunRecord, run_dir: RunDir) -> HeldOutPoint | None:
     """Return the held-out result of the base model if it is known."""
-    prefix = (BASE_PREFIX, OWN_PREFIX)[starts_from_base(record, run_dir)]
+    prefix = OWN_PREFIX if record.starts_from_base else BASE_PREFIX
     with contextlib.suppress(OSError):
         line = MetricsFile(run_dir.metrics).find_first(f"{prefix}step")
-        return find_base_result(record, run_dir, [line or {}])
+        return find_base_result(record, [line or {}])
     return None
 
 

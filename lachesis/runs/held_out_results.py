@@ -154,16 +154,9 @@ MAX_REASON_CHARS = 1000
 MIN_BLOCKED_S = 5.0
 
 
-def starts_from_base(record: RunRecord, run_dir: RunDir) -> bool:
-    """Return whether a run's first step begins with the base model, unchanged."""
-    return record.forked_from is None and not (run_dir.path / "sft.json").exists()
-
-
-def find_base_result(
-    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
-) -> HeldOutPoint | None:
+def find_base_result(record: RunRecord, steps: Sequence[Step]) -> HeldOutPoint | None:
     """Return the held-out result of the base model with a run's own environment, or None."""
-    return to_point(_find_base_metrics(record, run_dir, steps, ""), 0)
+    return to_point(_find_base_metrics(record, steps, ""), 0)
 
 
 def find_held_out_answers(run_dir: RunDir) -> dict[str, tuple[str, Path]]:
@@ -188,22 +181,18 @@ def find_held_out_answers(run_dir: RunDir) -> dict[str, tuple[str, Path]]:
     return answers
 
 
-def read_accuracies(
-    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
-) -> dict[str, float | None]:
+def read_accuracies(record: RunRecord, steps: Sequence[Step]) -> dict[str, float | None]:
     """Return the accuracy of the base model and of the last step of each of the run's
     environments.
     """
-    evaluations = _find_first_and_last(record, run_dir, steps)
+    evaluations = _find_first_and_last(record, steps)
     return {name: _get_accuracy(metrics) for name, metrics in evaluations.items()}
 
 
-def read_accuracy_intervals(
-    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
-) -> dict[str, Json]:
+def read_accuracy_intervals(record: RunRecord, steps: Sequence[Step]) -> dict[str, Json]:
     """Return `items`, `low` and `high` of each accuracy whose number of items is known."""
     intervals = {}
-    for name, metrics in _find_first_and_last(record, run_dir, steps).items():
+    for name, metrics in _find_first_and_last(record, steps).items():
         accuracy = _get_accuracy(metrics)
         if accuracy is not None and (
             interval := compute_interval(accuracy, metrics.get("eval/items"))
@@ -286,16 +275,14 @@ def find_newest_result(steps: Sequence[Step]) -> HeldOutPoint | None:
     return None
 
 
-def _find_first_and_last(
-    record: RunRecord, run_dir: RunDir, steps: Sequence[Step]
-) -> dict[str, dict[str, float]]:
+def _find_first_and_last(record: RunRecord, steps: Sequence[Step]) -> dict[str, dict[str, float]]:
     """Return the metrics `before` training, of the base model, and `after` it, of the last step of
     a run that has ended; those of a further environment under its name and these words.
     """
     evaluations = {}
     prefixes = {name: f"environments/{name}/" for name in record.additional_environments}
     for name, prefix in ({"": ""} | prefixes).items():
-        metrics_by_moment = {"before": _find_base_metrics(record, run_dir, steps, prefix)}
+        metrics_by_moment = {"before": _find_base_metrics(record, steps, prefix)}
         if record.has_ended and steps:
             metrics_by_moment["after"] = _find_metrics(
                 steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"]
@@ -306,12 +293,10 @@ def _find_first_and_last(
     return evaluations
 
 
-def _find_base_metrics(
-    record: RunRecord, run_dir: RunDir, steps: Sequence[Step], prefix: str
-) -> dict[str, float]:
+def _find_base_metrics(record: RunRecord, steps: Sequence[Step], prefix: str) -> dict[str, float]:
     """Return the metrics of the base model under `eval/NAME`: its own, or those of step 0."""
     metrics = _find_metrics(steps, f"{prefix}{BASE_PREFIX}", 0)
-    if not metrics and starts_from_base(record, run_dir):
+    if not metrics and record.starts_from_base:
         metrics = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", 0)
     return metrics
 

@@ -89,6 +89,9 @@ class RunRecord(BaseModel):
     require_validation: bool = False
     forked_from: str | None = None
     """RUN@STEP of the checkpoint that the run was started from."""
+    starts_from_base: bool = True
+    """Whether the first step begins with the base model; otherwise that model is evaluated apart.
+    """
     status: RunStatusName = "pending"
     phase: str = "queued"
     error: str | None = None

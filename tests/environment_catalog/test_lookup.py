@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from lachesis.base.errors import (
     UnknownEnvironmentError,
 )
 from lachesis.environment_catalog import fingerprint, lookup
+from lachesis.environment_process import model_free_check
 
 BASE = "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
 
@@ -310,6 +312,41 @@ def test_a_module_of_a_package_imports_its_neighbours(package: Path) -> None:
         "what it imports is part of it"
     )
     assert lookup.load_schema(found).values["wandb_name"] == "changed"
+
+
+def test_a_schema_is_about_the_source_whose_hash_it_is_kept_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor may save the file between the first read and the start of the child."""
+    text = PACKAGE["server"].replace("from . import words\nfrom .base import Shared\n", BASE)
+    text = text.replace("Shared", "BaseEnv").replace("words.WORD", "'first'")
+    write(tmp_path, packed=text)
+    run_child = lookup.run_bounded
+
+    def save_and_run(*values: Any, **options: Any) -> Any:
+        write(tmp_path, packed=text.replace("'first'", "'second'"))
+        return run_child(*values, **options)
+
+    found = lookup.find_environment("packed", [tmp_path])
+    monkeypatch.setattr(lookup, "run_bounded", save_and_run)
+    assert lookup.load_schema(found).values["wandb_name"] == "first"
+    assert lookup.load_schema(found).values["wandb_name"] == "second"
+
+
+def test_a_file_is_compiled_by_its_own_rules(tmp_path: Path) -> None:
+    """The future statements of the module that compiles it do not count, and its encoding does."""
+    file = tmp_path / "own.py"
+    file.write_bytes(
+        '# -*- coding: iso-8859-1 -*-\nclass Own:\n    """Ä"""\n    size: int\n'
+        "if __name__ == '__main__':\n    open('ran', 'w').write(Own.__doc__ + "
+        "Own.__annotations__['size'].__name__)\n".encode("iso-8859-1")
+    )
+    command = [sys.executable, "-P", "-m", "lachesis.environment_process", "run", str(file)]
+    subprocess.run([*command, "serve"], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "ran").read_text() == "Äint"
+    own = model_free_check.load_environment_class(file, "Own")
+    assert own.__doc__ == "Ä"
+    assert own.__annotations__ == {"size": int}
 
 
 def test_a_module_of_a_package_runs_as_one(package: Path, tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     file = tmp_path / "env.py"
     file.write_text("x = 1\n")
     config = run_config.resolve_run_config("e", "embedded", {"env": {"largest": 9}}, model="m")
+    planned = make_planned_run(config, starts_from_base=True)
     tests = InferenceTestStore(tmp_path)
 
     def refused(match: str) -> None:
@@ -186,11 +187,11 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
         own = {
             "fingerprint": compute_fingerprint(file),
             "own_values": config.env.model_extra,
-            "planned": make_planned_run(config),
+            "planned": planned,
         }
         made = make_forecast(
             [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=1)],
-            make_planned_run(config),
+            planned,
             None,
         )
         word = changes.pop("verdict", "learnable")
@@ -218,16 +219,19 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     refused("was made with other values of largest")
     add(verdict="too hard")
     refused("found it too hard: nothing is right")
-    assert find_forecast(tests, config, compute_fingerprint(file)) is not None
+    assert find_forecast(tests, config, compute_fingerprint(file), planned) is not None
     add(model="qwen/qwen3-8b")
     refused("was about embedded:m, not about m on profile embedded")
-    add(model="tinker:m", planned=make_planned_run(config).model_copy(update={"profile": "tinker"}))
+    add(
+        model="tinker:m",
+        planned=planned.model_copy(update={"profile": "tinker"}),
+    )
     refused("not about m on profile embedded")
     add(prompt_settings={"thinking": "off", "chat_template_kwargs": {}, "stop_tokens": []})
     refused("was made with other values of thinking")
     add(max_token_length=4096)
     refused("was made with max_token_length 4096, not 128")
-    assert find_forecast(tests, config, compute_fingerprint(file)) is not None
+    assert find_forecast(tests, config, compute_fingerprint(file), planned) is not None
     add(ended_at="2026-01-01T00:00:00+00:00")
     refused("days old; the limit is 7")
     add()
@@ -302,15 +306,18 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
     ("every", "final", "count"),
     [(0, False, 0), (0, True, 2), (10, False, 4), (10, True, 4), (7, True, 6), (7, False, 5)],
 )
-def test_the_evaluations_of_a_run_are_counted(every: int, final: bool, count: int) -> None:
+@pytest.mark.parametrize("starts_from_base", [True, False])
+def test_the_evaluations_of_a_run_are_counted(
+    every: int, final: bool, count: int, starts_from_base: bool
+) -> None:
+    """A run that starts from other weights evaluates the base model too, with its last step."""
     edits = {
         "env": {"total_steps": 30, "steps_per_eval": every},
         "tinker": {"final_evaluation": final},
     }
-    assert (
-        make_planned_run(run_config.resolve_run_config("arithmetic", "embedded", edits)).evaluations
-        == count
-    )
+    config = run_config.resolve_run_config("arithmetic", "embedded", edits)
+    planned = make_planned_run(config, starts_from_base=starts_from_base)
+    assert planned.evaluations == count + int(final and not starts_from_base)
 
 
 def test_the_advised_test_sets_what_the_run_sets(tmp_path: Path) -> None:

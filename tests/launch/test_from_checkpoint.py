@@ -15,8 +15,12 @@ from lachesis.base.errors import (
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec
+from lachesis.inference_tests.required_test import make_planned_run
+from lachesis.inference_tests.store import InferenceTestStore
+from lachesis.launch.create_run import make_run_record
 from lachesis.operations.launches import preview_launch, resolve_launch
 from lachesis.runs.store import RunStore
+from lachesis.supervision.services.plan import make_training_plan
 from lachesis.tiny_model import build
 from tests.checkpoints.test_manifests import save
 from tests.launch.conftest import Refused
@@ -56,6 +60,28 @@ def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_m
     config = preview_launch(RunStore(), spec).launch.config
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
     assert config.env.tokenizer_name == random_model
+
+
+@pytest.mark.parametrize("start", ["base", "checkpoint", "examples"])
+def test_the_base_model_is_evaluated_apart_where_the_run_does_not_start_from_it(
+    earlier: str, random_model: str, tmp_path: Path, start: str
+) -> None:
+    """The record, the forecast and the command of the trainer say the same."""
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text('{"messages": [{"role": "user", "content": "1"}]}\n')
+    spec = LaunchSpec(environment="arithmetic", model=random_model)
+    if start == "checkpoint":
+        spec = spec.model_copy(update={"from_checkpoint": f"{earlier}@4"})
+    elif start == "examples":
+        spec = spec.with_set_fields({"tinker.sft_file": str(examples)})
+    store, is_base = RunStore(), start == "base"
+    launch = resolve_launch(store, spec)
+    record = make_run_record(launch, "89abcdef", InferenceTestStore(store.home))
+    assert (launch.starts_from_base, record.starts_from_base) == (is_base, is_base)
+    planned = make_planned_run(launch.config, starts_from_base=launch.starts_from_base)
+    assert planned.evaluations == 13 + int(not is_base)
+    plan = make_training_plan(record, store.dir("89abcdef"), launch.config)
+    assert ("--evaluate-base" in plan.get_service("trainer").argv) is not is_base
 
 
 def test_another_model_or_rank_than_the_checkpoints_is_refused(

@@ -211,30 +211,30 @@ def test_the_results_before_and_after_training_are_those_of_its_ends(folder: Run
     steps = MetricsFile(folder.metrics).read()
     of_words = AdditionalEnvironment(environment_file="w", fingerprint="f")
     record = make_record(additional_environments={"words": of_words})
-    assert read_accuracies(record, folder, steps) == {"before": SHARES[0]}
+    assert read_accuracies(record, steps) == {"before": SHARES[0]}
     ended = record.model_copy(update={"status": "completed"})
     results = build_run_results(ended, folder, steps).to_payload()
     assert results["held_out"] == {"before": SHARES[0], "after": 0.7, "words after": 0.25}
     assert results["held_out_intervals"]["after"] == {"items": 20, "low": 0.481, "high": 0.8545}
     stopped = ended.model_copy(update={"status": "stopped"})
-    assert read_accuracies(stopped, folder, [*steps, {"step": 31}]) == {"before": SHARES[0]}
+    assert read_accuracies(stopped, [*steps, {"step": 31}]) == {"before": SHARES[0]}
 
 
 def test_the_base_model_has_one_result_wherever_training_begins(folder: RunDir) -> None:
     """A fork begins with other weights than the base model's, which step 0 is about."""
     steps, record = MetricsFile(folder.metrics).read(), make_record()
-    assert find_base_result(record, folder, steps) == build_held_out_curve(steps)[0]
-    fork = make_record(forked_from="89abcdef")
-    assert find_base_result(fork, folder, steps) is None
+    assert find_base_result(record, steps) == build_held_out_curve(steps)[0]
+    fork = make_record(forked_from="89abcdef", starts_from_base=False)
+    assert find_base_result(fork, steps) is None
     assert summarize_run(fork, folder).held_out_before is None
     base = {f"eval_base/{key.removeprefix('eval/')}": v for key, v in metrics_of(0, 0.05).items()}
     MetricsFile(folder.metrics).add_evaluation(base)
     steps = MetricsFile(folder.metrics).read()
-    base_result = find_base_result(fork, folder, steps)
+    base_result = find_base_result(fork, steps)
     assert base_result is not None
     assert base_result.percent_correct == 0.05
     assert summarize_run(fork, folder).held_out_before == base_result
-    assert read_accuracies(fork, folder, steps)["before"] == 0.05
+    assert read_accuracies(fork, steps)["before"] == 0.05
     assert build_held_out_curve(steps)[0].percent_correct == SHARES[0], "the fork's own start"
     assert summarize_run(record, folder).held_out_before == build_held_out_curve(steps)[0]
 

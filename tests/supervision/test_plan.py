@@ -14,7 +14,11 @@ from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.store import RunStore, read_effective_config
-from lachesis.supervision.services.inference_test import make_base_model_plan
+from lachesis.supervision.services.inference_test import (
+    make_base_model_plan,
+    make_inference_test_spec,
+    make_stage_check_spec,
+)
 from lachesis.supervision.services.plan import make_training_plan
 from tests.records import make_record
 
@@ -68,6 +72,19 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
     (snapshot / "model.safetensors").write_text("{}")
     plan = make_base_model_plan(config, tmp_path / "test")
     assert plan.get_service("engine").env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_each_environment_process_is_told_how_prompts_are_rendered(tmp_path: Path) -> None:
+    """Those of a run, of a test and of the stages without a model."""
+    wanted = {"thinking": "off", "chat_template_kwargs": {"tone": "dry"}}
+    config = run_config.resolve_run_config("replay", "embedded", {"tinker": wanted}, model="m")
+    record = make_record(environment="replay", environment_file="replay.py")
+    plan = make_training_plan(record, RunStore(tmp_path).dir(record.run_id), config)
+    output = tmp_path / "out"
+    tested, _ = make_inference_test_spec("replay.py", config.to_yaml(), output, {}, client_env={})
+    checked, _ = make_stage_check_spec("replay.py", "Replay", config, tmp_path, output)
+    for service in (plan.get_service("environment"), tested, checked):
+        assert json.loads(service.env["LACHESIS_TEMPLATE_SETTINGS"]) == wanted
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from lachesis.supervision.services.variables import (
     make_inference_client_env,
     make_model_hub_env,
     make_python_command,
+    make_template_settings_env,
     make_test_wandb_env,
     select_env_by_prefix,
 )
@@ -134,7 +135,8 @@ def make_inference_test_spec(
     `client_env` holds the secrets of the model's server and is passed to this child only.
     """
     config_file, spec_file = output.with_suffix(".yaml"), output.with_suffix(".json")
-    env_values = yaml.safe_load(config_yaml)["env"]
+    values = yaml.safe_load(config_yaml)
+    env_values = values["env"]
     program = [*make_python_command(file), "lachesis.environment_process"]
     service = ServiceSpec(
         "environment",
@@ -145,6 +147,7 @@ def make_inference_test_spec(
             **_select_hub_token(env_values["tokenizer_name"]),
             **read_passed_variables(),
             **make_test_wandb_env(env_values["use_wandb"]),
+            **make_template_settings_env(values.get("tinker") or {}),
             **client_env,
             MARK_VARIABLE: build_mark(output.parent),
         },
@@ -171,6 +174,7 @@ def make_stage_check_spec(
         cwd=folder,
         env={
             **make_dataset_hub_env(config),
+            **make_template_settings_env(values["tinker"]),
             **read_passed_variables(),
             **make_test_wandb_env(False),
             MARK_VARIABLE: build_mark(folder),

@@ -23,6 +23,7 @@ from lachesis.supervision.services.variables import (
     make_model_hub_env,
     make_python_command,
     make_run_wandb_env,
+    make_template_settings_env,
     select_env_by_prefix,
 )
 
@@ -78,9 +79,10 @@ def make_trainer_spec(
         env |= make_engine_client_env(ports["engine"], token)
     else:
         env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
+    has_apart_base = config.tinker.final_evaluation and not record.starts_from_base
     flags = [
         *(["--resume"] if resume else []),
-        *(["--evaluate-base"] if _has_apart_base(record, config) else []),
+        *(["--evaluate-base"] if has_apart_base else []),
     ]
     return ServiceSpec(
         "trainer",
@@ -100,12 +102,6 @@ def make_trainer_spec(
         # After SIGTERM the trainer finishes its step and saves a checkpoint.
         grace_s=60.0 if record.profile == "embedded" else 180.0,
     )
-
-
-def _has_apart_base(record: RunRecord, config: RunConfig) -> bool:
-    """Return whether the base model is evaluated apart from step 0."""
-    is_start = record.forked_from is None and config.tinker.sft_file is None
-    return config.tinker.final_evaluation and not is_start
 
 
 @dataclass(frozen=True)
@@ -163,6 +159,7 @@ class EnvironmentServices:
             cwd=self.folder.path,
             env={
                 **make_dataset_hub_env(self.config),
+                **make_template_settings_env(self.config.tinker.model_dump()),
                 **make_run_wandb_env(env.use_wandb),
                 **read_passed_variables(),
                 **state_env,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lachesis.base.secrets import read_passed_variables, read_public_variables
 from lachesis.config.run_config import RunConfig
@@ -32,6 +35,12 @@ def make_engine_client_env(port: int, token: str) -> dict[str, str]:
         "TINKER_BASE_URL": f"http://{HOST}:{port}",
         "TINKER_API_KEY": token,
     }
+
+
+def make_template_settings_env(tinker: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variable by which an environment's process knows how the run renders prompts."""
+    settings = {name: tinker.get(name) for name in ("thinking", "chat_template_kwargs")}
+    return {"LACHESIS_TEMPLATE_SETTINGS": json.dumps(settings)}
 
 
 def make_python_command(file: str) -> tuple[str, ...]:
