@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from datetime import datetime
 from pathlib import Path
 
+from lachesis.base.errors import LachesisError
 from lachesis.prefect_client.submit import get_run_url
 from lachesis.reporting.run_list import summarize_run
 from lachesis.runs.held_out_results import describe_share
@@ -21,12 +21,11 @@ TOLD_STATUSES = frozenset({"running", "completed", "failed", "stopped"})
 
 
 class RunLines:
-    """Notice when the status of a run changes, by the times at which records were written."""
+    """Notice when the status of a run changes."""
 
     def __init__(self, home: Path) -> None:
         self.store = RunStore(home)
         self._looked_at = 0.0
-        self._written_at: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
         # What is there at the start is not news.
         self.list_changes()
@@ -34,8 +33,8 @@ class RunLines:
     def print_changes(self) -> None:
         """Print a line for each run whose status has changed since the last look.
 
-        A record that cannot be read is left out until it is written again, and a line that cannot
-        be written is lost: neither may end the launcher, and all runs with it.
+        A record that cannot be read is left out, and a line that cannot be written is lost: neither
+        may end the launcher, and all runs with it.
         """
         if time.monotonic() - self._looked_at < LOOK_INTERVAL_S:
             return
@@ -49,27 +48,13 @@ class RunLines:
         """Return the records of the runs that have another status than at the last look."""
         self._looked_at = time.monotonic()
         changed = []
-        for run_id in self._find_written():
-            with contextlib.suppress(Exception):
-                record = self.store.load(run_id)
-                if self._statuses.get(run_id) != record.status:
-                    self._statuses[run_id] = record.status
+        with contextlib.suppress(LachesisError):
+            for record in self.store.all():
+                if self._statuses.get(record.run_id) != record.status:
+                    self._statuses[record.run_id] = record.status
                     if record.status in TOLD_STATUSES:
                         changed.append(record)
         return changed
-
-    def _find_written(self) -> list[str]:
-        """Return the runs whose record was written since the last look."""
-        # Looking at times is cheap, and reading a thousand records every two seconds is not.
-        written = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.store.root):
-                with contextlib.suppress(OSError):
-                    time_ns = (Path(entry) / "run.json").stat().st_mtime_ns
-                    if self._written_at.get(entry.name) != time_ns:
-                        self._written_at[entry.name] = time_ns
-                        written.append(entry.name)
-        return written
 
     def describe(self, record: RunRecord) -> str:
         """Return what has happened to a run, and where to look."""

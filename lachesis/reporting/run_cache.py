@@ -8,7 +8,6 @@ writes: the end and the judgement of a run that ended unseen.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +51,6 @@ class RunCache:
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
-        self._records: dict[str, tuple[FileState, RunRecord]] = {}
         self._steps: dict[str, KeptSteps] = {}
         self._values: dict[tuple[str, str], tuple[object, Any]] = {}
         self._refreshed_at = -REFRESH_S
@@ -61,15 +59,7 @@ class RunCache:
     def list_records(self) -> list[RunRecord]:
         """Return the records of all runs, the newest first; damaged ones are left out."""
         self._refresh_unsettled()
-        return self._read_records()
-
-    def _read_records(self) -> list[RunRecord]:
-        try:
-            run_ids = [entry.name for entry in os.scandir(self.store.root)]
-        except FileNotFoundError:
-            return []
-        records = [record for run_id in run_ids if (record := self._read_record(run_id))]
-        return sorted(records, key=lambda record: record.created_at, reverse=True)
+        return self.store.all()
 
     def load_record(self, run_id: str) -> RunRecord:
         """Return the record of a run.
@@ -79,16 +69,12 @@ class RunCache:
             StorageError: The record is damaged.
         """
         self._refresh_unsettled()
-        return self._read_record(run_id) or self.store.load(run_id)
+        return self.store.load(run_id)
 
     def summarize(self, record: RunRecord) -> RunSummary:
         """Return the summary of a run."""
         run_dir = self.store.dir(record.run_id)
-        kept = self._records.get(record.run_id)
-        # Another thread may have read a newer record meanwhile, whose summary this is not.
-        if kept is None or kept[1] is not record:
-            return summarize_run(record, run_dir)
-        state = (kept[0], stat_file(run_dir.metrics), stat_file(run_dir.find_effective_config()))
+        state = (record, stat_file(run_dir.metrics), stat_file(run_dir.find_effective_config()))
         return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
 
     def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:
@@ -146,24 +132,6 @@ class RunCache:
                 self._steps.pop(next(iter(self._steps)))
         return steps
 
-    def _read_record(self, run_id: str) -> RunRecord | None:
-        file = self.store.dir(run_id).record
-        state = stat_file(file)
-        if state is None:
-            return None
-        kept = self._records.get(run_id)
-        if kept and kept[0] == state:
-            return kept[1]
-        try:
-            record = RunRecord.model_validate_json(file.read_bytes())
-        except (OSError, ValueError):
-            return None
-        # A copied folder holds the record of another run, which is listed already.
-        if record.run_id != run_id:
-            return None
-        self._records[run_id] = (state, record)
-        return record
-
     def _refresh_unsettled(self) -> None:
         """Ask the Prefect server about the runs that have not ended, and judge those that have."""
         # Pages are made in several threads; one of them asks, and the others do not wait for it.
@@ -172,7 +140,7 @@ class RunCache:
                 return
             self._refreshed_at = time.monotonic()
         try:
-            records = self._read_records()
+            records = self.store.all()
             unsettled = [record for record in records if not record.has_ended]
             unjudged = [record for record in records if not (record.health or {}).get("final")]
             refresh_runs(self.store, unsettled)

@@ -59,7 +59,8 @@ SKIPPED = "skipped: "
 class RunRecord(BaseModel):
     """Hold what is known about a run; times are UTC in ISO 8601."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    # Programs that read a record again are given the same object.
+    model_config = ConfigDict(protected_namespaces=(), frozen=True)
 
     run_id: str
     spec: LaunchSpec

@@ -35,6 +35,30 @@ from lachesis.runs.record import (
 LOCK_S = 10.0
 
 
+# Records by their files, each with the inode, the time of change and the size that its file had. A
+# program that goes on running opens a record again only after it was changed.
+_kept_records: dict[Path, tuple[tuple[int, int, int], RunRecord]] = {}
+
+
+def _read_record(file: Path) -> RunRecord:
+    """Return the record in a file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValidationError: It is damaged.
+    """
+    state = _read_state(file)
+    kept = _kept_records.get(file)
+    if kept is None or kept[0] != state:
+        kept = _kept_records[file] = (state, RunRecord.model_validate_json(file.read_bytes()))
+    return kept[1]
+
+
+def _read_state(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 class RunStore:
     """Manage all runs of one home; readers see a record before or after a change, never in
     between.
@@ -65,8 +89,21 @@ class RunStore:
                 path.mkdir(mode=0o700, exist_ok=True)
         write_private(run_dir.config, config_yaml)
         # A folder is a run once it has a record, so the record is written last.
-        write_private(run_dir.record, record.model_dump_json(indent=2))
+        self._write(record)
         return run_dir
+
+    def _write(self, record: RunRecord) -> None:
+        """Replace the file of a record, which is locked, with a later time of change than before.
+
+        The clock may stand still between two writes, and readers know a change by the time.
+        """
+        file, text = self.dir(record.run_id).record, record.model_dump_json(indent=2)
+        before_ns = file.stat().st_mtime_ns if file.exists() else 0
+        write_private(file, text)
+        with storage_errors(file):
+            if file.stat().st_mtime_ns <= before_ns:
+                os.utime(file, ns=(before_ns + 1, before_ns + 1))
+            _kept_records[file] = (_read_state(file), RunRecord.model_validate_json(text))
 
     def discard(self, run_id: str) -> None:
         """Remove a run that was never submitted."""
@@ -83,7 +120,7 @@ class RunStore:
         file = self.dir(run_id).record
         with storage_errors(file):
             try:
-                return RunRecord.model_validate_json(file.read_bytes())
+                return _read_record(file)
             except ValidationError as error:
                 raise StorageError(
                     f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are "
@@ -121,7 +158,7 @@ class RunStore:
             changes = make_changes(record)
             if changes:
                 record = RunRecord.model_validate({**record.model_dump(), **changes})
-                write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+                self._write(record)
         return record
 
     def mark_ended(
@@ -152,7 +189,7 @@ class RunStore:
                 "attempt_duration_s": self._estimate_attempt_s(record),
             }
             record = record.model_copy(update=end_fields)
-            write_private(self.dir(run_id).record, record.model_dump_json(indent=2))
+            self._write(record)
         return record
 
     def _estimate_attempt_s(self, record: RunRecord) -> float:
@@ -206,7 +243,7 @@ class RunStore:
                 folders = []
         for folder in folders:
             try:
-                record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+                record = _read_record(folder / "run.json")
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValidationError):
@@ -216,6 +253,10 @@ class RunStore:
                 records.append(record)
             else:  # The record belongs to another run.
                 unreadable.append(folder.name)
+        present = {self.dir(record.run_id).record for record in records}
+        for file in [file for file in _kept_records if file.parent.parent == self.root]:
+            if file not in present:
+                _kept_records.pop(file, None)
         return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
+from lachesis.runs import store as store_module
 from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
@@ -242,6 +243,34 @@ def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path: Pa
     (store.root / "broken").mkdir()
     (store.root / "broken" / "run.json").write_bytes(b"\xff\xfe{")
     assert [one.run_id for one in store.all()] == ["ffff0000", "0123abcd"]
+
+
+def test_a_record_is_opened_again_only_after_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this process or another, also where the clock stands still or goes back."""
+    store, opened = RunStore(tmp_path), list[Path]()
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda file: [opened.append(file), read(file)][1])
+    written = record()
+    file = store.create(written).record
+    assert store.load("0123abcd") == written
+    assert opened == [], "what this process has written is known to it"
+    write_private(file, file.read_text().replace('"seed": 0', '"seed": 8'))
+    assert [store.load("0123abcd").seed for _ in range(3)] == [8] * 3
+    assert store.all() == [store.load("0123abcd")]
+    assert opened == [file]
+    later_ns = file.stat().st_mtime_ns + 10**12
+    os.utime(file, ns=(later_ns, later_ns))
+    for note in ("one", "two"):
+        assert store.update("0123abcd", note=note).note == note
+        assert store.load("0123abcd").note == note
+    assert file.stat().st_mtime_ns == later_ns + 2
+    write_private(file, file.read_text().replace("two", "six"))
+    assert store.load("0123abcd").note == "six"
+    store.discard("0123abcd")
+    assert store.all() == []
+    assert not [kept for kept in store_module._kept_records if kept.is_relative_to(tmp_path)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a Linux device")
