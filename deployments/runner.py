@@ -35,6 +35,7 @@ from deployments import definitions
 from deployments.log_capture import capture_output
 from lachesis.base.errors import LachesisError
 from lachesis.base.waiting import wait_until
+from lachesis.prefect_client import pending_submissions
 from lachesis.prefect_client.background_serve import (
     READY_LINE,
     START_TIMEOUT_S,
@@ -223,7 +224,8 @@ def _make_flow_run_filter(deployment_ids: list[UUID], *states: str) -> FlowRunFi
 
 
 async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) -> None:
-    """Watch for cancellations, late completions and flow runs that wait for their place.
+    """Watch for cancellations, late completions, flow runs that wait for their place, and pending
+    submissions.
 
     Prefect's own watch for cancellations stops permanently after three failed polls.
     """
@@ -238,6 +240,7 @@ async def _watch_flow_runs(runners: list[Runner], deployment_ids: list[UUID]) ->
             )
             await _complete_late_runs(client, deployment_ids)
             await asyncio.to_thread(record_waiting_runs)
+            await asyncio.to_thread(pending_submissions.send_all, RunStore())
 
 
 async def _complete_late_runs(client: PrefectClient, deployment_ids: list[UUID]) -> None:

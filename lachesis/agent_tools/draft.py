@@ -235,6 +235,8 @@ class AgentSession:
             queue = find_queue_position(self.store, run_id)
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
+        elif record.status == "pending" and record.flow_run_id is None:
+            state_text = f"is {record.phase}"
         elif queue:
             state_text = f"is waiting at place {queue['place']} of this host's queue"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lachesis.base.errors import LachesisError
 from lachesis.config.launch_spec import TestSpec
 from lachesis.environment_catalog.lookup import SCHEMA_TIMEOUT_S
 from lachesis.inference_tests.store import (
@@ -47,6 +48,8 @@ def start_test(
 ) -> InferenceTest:
     """Submit an inference test of an environment.
 
+    Where Prefect's answer is not known, it stays pending, and is sent again by whoever looks at it.
+
     Args:
         store: The runs of the home.
         test: A spec, or what `check_test` has returned for it.
@@ -60,7 +63,7 @@ def start_test(
     inference_test = create_test(tests, resolved)
     try:
         submit.submit_test(tests, inference_test)
-    except BaseException:
+    except LachesisError:
         tests.discard(inference_test.test_id)
         raise
     return inference_test

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import ConfigError, FieldValueError
+from lachesis.base.errors import ConfigError, FieldValueError, LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config import mixture
 from lachesis.config.field_edits import TOP_SECTION, ConfigField, describe_field
@@ -192,7 +192,10 @@ def start_run(
     *,
     schema_timeout_s: float = SCHEMA_TIMEOUT_S,
 ) -> RunRecord:
-    """Create a run and submit it; no run is left behind when this raises.
+    """Create a run and submit it; no run is left behind when this raises a LachesisError.
+
+    Where Prefect's answer is not known, the run stays pending without a flow run, and is sent again
+    by whoever looks at it.
 
     Args:
         store: The runs of the home.
@@ -214,7 +217,7 @@ def start_run(
     record = create_run(store, InferenceTestStore(store.home), resolved, run_id)
     try:
         return submit.submit_run(store, record)
-    except BaseException:
+    except LachesisError:
         store.discard(record.run_id)
         raise
 

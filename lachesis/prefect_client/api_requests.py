@@ -36,6 +36,17 @@ BUSY_RETRY_PAUSES_S = (0.1, 0.3, 0.9)
 MISSING = object()
 
 
+def was_refused(error: ServerDownError) -> bool:
+    """Return whether the server has read the request and refused it, and will do so again."""
+    status = error.details.get("status")
+    return isinstance(status, int) and 400 <= status < 500
+
+
+def was_never_sent(error: ServerDownError) -> bool:
+    """Return whether no server has received the request, because none was connected to."""
+    return isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout | httpx.InvalidURL)
+
+
 class PrefectHttp:
     """Send requests to one server, and repeat those that meet a busy database."""
 
@@ -77,7 +88,8 @@ class PrefectHttp:
         if response.status_code == 401:
             raise ServerDownError(
                 f"the Prefect server at {self.url} requires a name and a password: set "
-                "PREFECT_API_AUTH_STRING to the NAME:PASSWORD that was given to `lachesis serve`"
+                "PREFECT_API_AUTH_STRING to the NAME:PASSWORD that was given to `lachesis serve`",
+                status=response.status_code,
             )
         if response.status_code >= 400:
             raise ServerDownError(

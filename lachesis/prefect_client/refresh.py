@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lachesis.base.errors import ServerDownError, StorageError, UnknownRunError
-from lachesis.base.timestamps import seconds_between
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.prefect_client import pending_submissions
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import log
 from lachesis.runs.record import RunRecord, RunStatusName
 from lachesis.runs.store import RunStore
 
-# No submission takes longer.
-SUBMIT_TIMEOUT_S = 120.0
 # The run status for each of Prefect's state types except RUNNING, for which the record knows more.
 _STATUS_BY_STATE: dict[str, RunStatusName] = {
     "SCHEDULED": "pending",
@@ -29,15 +27,12 @@ _STATUS_BY_STATE: dict[str, RunStatusName] = {
 
 
 def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
-    """Return the test, marked as failed if it was never submitted or its flow run ended without a
-    result.
+    """Return the test, sent again if it is pending, and marked as failed if its flow run has ended
+    without a result.
     """
+    test = pending_submissions.send_test(tests, test)
     flow_run_id = tests.read_flow_run_id(test.test_id)
     if test.has_ended or flow_run_id is None:
-        is_overdue = seconds_between(test.created_at) > SUBMIT_TIMEOUT_S
-        never_submitted = "it was never submitted, as what started it was killed; start it again"
-        if is_overdue and not test.has_ended:
-            return tests.fail(test.test_id, never_submitted)
         return test
     try:
         state = (PrefectApi().read_flow_run(flow_run_id) or {}).get("state") or {"type": "CRASHED"}
@@ -62,7 +57,7 @@ def refresh_runs(store: RunStore, records: list[RunRecord]) -> tuple[list[RunRec
     instead.
     """
     records = [
-        _refresh_or_keep(record, lambda record: _end_if_never_submitted(store, record))
+        _refresh_or_keep(record, lambda record: pending_submissions.send_run(store, record))
         for record in records
     ]
     unsettled = [record for record in records if not record.has_ended]
@@ -95,21 +90,6 @@ def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord
     except (StorageError, UnknownRunError) as error:
         log.warning("run %s: %s", record.run_id, error)
         return record
-
-
-def _end_if_never_submitted(store: RunStore, record: RunRecord) -> RunRecord:
-    """Mark a run as failed whose starter was killed before submitting it; else it would stay
-    pending.
-    """
-    if (
-        record.has_ended
-        or record.flow_run_id
-        or record.status != "pending"
-        or seconds_between(record.queued_at) < SUBMIT_TIMEOUT_S
-    ):
-        return record
-    never_submitted = "it was never submitted, as what started it was killed; start it again"
-    return store.mark_ended(record.run_id, "failed", never_submitted, if_attempt=record.attempt)
 
 
 def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:

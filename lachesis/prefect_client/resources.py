@@ -9,7 +9,12 @@ from typing import Any
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
-from lachesis.prefect_client.api_requests import MISSING, PrefectHttp
+from lachesis.prefect_client.api_requests import (
+    MISSING,
+    PrefectHttp,
+    was_never_sent,
+    was_refused,
+)
 
 # Time limit for questions about runs, which the records can answer too.
 READ_TIMEOUT_S = 2.5
@@ -60,7 +65,12 @@ class PrefectApi(PrefectHttp):
     def create_flow_run(
         self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
     ) -> Json:
-        """Schedule a flow run for now; the same `key` returns the same run."""
+        """Schedule a flow run for now; the same `key` returns the same run.
+
+        Raises:
+            ServerDownError: There is no such flow run if `was_refused` or `was_never_sent` is true
+                of the error; else there may be one.
+        """
         body = {
             "name": name,
             "parameters": parameters,
@@ -73,9 +83,16 @@ class PrefectApi(PrefectHttp):
         path = f"/deployments/{deployment_id}/create_flow_run"
         try:
             return self._request("POST", path, body) or {}
-        except ServerDownError:
+        except ServerDownError as error:
+            if was_refused(error) or was_never_sent(error):
+                raise
+        try:
             # The call may have succeeded; because of the key it can be repeated safely.
             return self._request("POST", path, body) or {}
+        except ServerDownError as error:
+            if was_refused(error):
+                raise
+            raise ServerDownError(str(error)) from None
 
     def read_flow_run(self, flow_run_id: str) -> Json | None:
         """Return a flow run, or None if the server does not know it."""
@@ -96,6 +113,12 @@ class PrefectApi(PrefectHttp):
             ):
                 flow_runs[flow_run["id"]] = flow_run
         return flow_runs
+
+    def find_flow_run(self, key: str) -> str | None:
+        """Return the id of the flow run that was scheduled with a key, or None."""
+        body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
+        found = self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S)
+        return str(found[0]["id"]) if found else None
 
     def update_flow_run(self, flow_run_id: str, *, name: str, tags: list[str]) -> None:
         """Give a flow run another name and other tags."""

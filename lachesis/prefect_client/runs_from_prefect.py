@@ -218,8 +218,14 @@ def require_free_run(store: RunStore, record: RunRecord, flow_run_id: str | None
     """Check that no other flow run performs the run, as when an earlier one is retried.
 
     Raises:
-        RunStateError: The run is alive, or waits for its place.
+        RunStateError: The run is alive, or waits for its place, or has ended before it was known
+            that Prefect had accepted it.
     """
+    if record.has_ended and record.flow_run_id is None:
+        raise RunStateError(
+            f"run {record.run_id} was {record.status} before it began; `lachesis resume "
+            f"{record.run_id}` starts it"
+        )
     if belongs_to_attempt(record, flow_run_id):
         return
     if store.dir(record.run_id).is_alive() or record.status == "pending":
@@ -239,13 +245,29 @@ def find_or_create_test(
     """
     test_id, spec_values = _split_id(parameters, "test_id")
     if test_id and is_own_submission(flow_run_id, make_test_key(test_id)):
-        return tests.load(test_id)
+        return _take_submitted_test(tests, test_id, flow_run_id)
     spec = read_spec(TestSpec, spec_values)
     resolved = resolve_test(spec, tests.home, SCHEMA_TIMEOUT_S, background_serve.read_key_names())
     test = create_test(tests, resolved)
     if flow_run_id is not None:
         tests.save_flow_run_id(test.test_id, flow_run_id)
     _name_flow_run(flow_run_id, make_test_title(test), list_test_tags(test))
+    return test
+
+
+def _take_submitted_test(
+    tests: InferenceTestStore, test_id: str, flow_run_id: str | None
+) -> InferenceTest:
+    """Return the test that a flow run was submitted for, whose flow run is known from now on.
+
+    Raises:
+        RunStateError: It has ended before it was known that Prefect had accepted it.
+    """
+    test = tests.load(test_id)
+    if flow_run_id is not None and tests.read_flow_run_id(test_id) is None:
+        if test.has_ended:
+            raise RunStateError(f"test {test_id} had {test.status} before it began; start it again")
+        tests.save_flow_run_id(test_id, flow_run_id)
     return test
 
 

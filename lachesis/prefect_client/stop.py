@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
 from lachesis.base.waiting import wait_until
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.submit import make_submission_key
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
@@ -23,6 +26,7 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
     if record.flow_run_id is None:
         store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
         store.mark_ended(record.run_id, "stopped")
+        _cancel_unknown_flow_run(record, reason)
         return
     if record.stop_reason is None:
         store.update(record.run_id, stop_reason=reason)
@@ -33,6 +37,18 @@ def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER
             store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
             raise
         write_private(store.dir(record.run_id).stop_file, "")
+
+
+def _cancel_unknown_flow_run(record: RunRecord, reason: str) -> None:
+    """Cancel the flow run of a submission whose answer is not known, if Prefect has made one.
+
+    Without the server nothing is lost: a flow run of a run that has ended is refused.
+    """
+    with contextlib.suppress(ServerDownError):
+        api = PrefectApi()
+        flow_run_id = api.find_flow_run(make_submission_key(record))
+        if flow_run_id is not None:
+            api.cancel(flow_run_id, reason)
 
 
 def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0) -> bool:

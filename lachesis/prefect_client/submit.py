@@ -6,11 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lachesis.base.errors import LachesisError, ServerDownError, StorageError
 from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.launch.resume import begin_next_attempt
+from lachesis.prefect_client.api_requests import was_never_sent, was_refused
 from lachesis.prefect_client.background_serve import (
     TEST_FLOW,
     TRAINING_FLOW,
@@ -22,23 +24,48 @@ from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger(__name__)
+# The phase of a pending run whose submission Prefect has not confirmed.
+UNCONFIRMED = "waiting for Prefect's answer; the start is sent again until there is one"
+
+
+class AnswerUnknownError(Exception):
+    """The server was asked to schedule a flow run, and nobody knows whether it has done so."""
 
 
 def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
     """Schedule the run; the same run and attempt is scheduled only once.
 
+    Returns:
+        The record. Where the server's answer is not known, it names no flow run and stays pending;
+            see `lachesis.prefect_client.pending_submissions`.
+
     Raises:
-        ServerDownError: The server does not respond.
+        ServerDownError: This call has certainly scheduled nothing.
     """
-    url, flow_run_id = schedule_flow_run(
-        TRAINING_FLOW,
-        store.home,
-        name=record.title,
-        parameters=list_parameters(record),
-        tags=list_tags(record),
-        key=make_submission_key(record),
-    )
-    return store.update(record.run_id, flow_run_id=flow_run_id, prefect_api_url=url)
+    try:
+        url, flow_run_id = schedule_flow_run(
+            TRAINING_FLOW,
+            store.home,
+            name=record.title,
+            parameters=list_parameters(record),
+            tags=list_tags(record),
+            key=make_submission_key(record),
+        )
+    except AnswerUnknownError as error:
+        log.info("run %s: %s", record.run_id, error)
+        changes: Json = {"phase": UNCONFIRMED}
+    else:
+        changes = {"flow_run_id": flow_run_id, "prefect_api_url": url, "phase": "queued"}
+    try:
+        return store.change(record.run_id, lambda newest: _select(changes, newest, record.attempt))
+    except StorageError as error:  # What Prefect has accepted is not taken back.
+        log.warning("run %s: its flow run is not recorded: %s", record.run_id, error)
+        return record.model_copy(update=changes)
+
+
+def _select(changes: Json, newest: RunRecord, attempt: int) -> Json:
+    """Return the changes, or none for a run whose flow has begun meanwhile."""
+    return changes if (newest.attempt, newest.status) == (attempt, "pending") else {}
 
 
 def resubmit_run(
@@ -55,7 +82,7 @@ def resubmit_run(
         changes: What changes in its record besides.
 
     Raises:
-        ServerDownError: The run is then as it was.
+        LachesisError: The run is then as it was.
     """
     queued_record, former_fields = begin_next_attempt(store, record, changes)
     if not former_fields:
@@ -67,10 +94,19 @@ def resubmit_run(
                 make_private_folder(config_file.parent)
             write_private(config_file, config.to_yaml())
         return submit_run(store, queued_record)
-    except BaseException:
-        config_file.unlink(missing_ok=True)
-        store.update(record.run_id, **former_fields)
+    except LachesisError:
+        undone = store.change(
+            record.run_id, lambda newest: _undo_attempt(newest, queued_record, former_fields)
+        )
+        if undone.attempt == record.attempt:
+            config_file.unlink(missing_ok=True)
         raise
+
+
+def _undo_attempt(newest: RunRecord, queued_record: RunRecord, former_fields: Json) -> Json:
+    """Return the former fields of a run if its attempt is still the one that was not accepted."""
+    has_gone_on = newest.attempt != queued_record.attempt or newest.flow_run_id is not None
+    return {} if has_gone_on else former_fields
 
 
 def make_submission_key(record: RunRecord) -> str:
@@ -102,31 +138,41 @@ def schedule_flow_run(
     id.
 
     Raises:
-        ServerDownError: The server does not respond.
+        ServerDownError: This call has certainly scheduled nothing.
+        AnswerUnknownError: Nobody knows whether it has.
     """
     api, deployment = find_deployment(flow, home)
-    return api.url, str(
-        api.create_flow_run(deployment["id"], name=name, parameters=parameters, tags=tags, key=key)[
-            "id"
-        ]
-    )
+    try:
+        flow_run = api.create_flow_run(
+            deployment["id"], name=name, parameters=parameters, tags=tags, key=key
+        )
+    except ServerDownError as error:
+        if was_refused(error) or was_never_sent(error):
+            raise
+        raise AnswerUnknownError(str(error)) from error
+    return api.url, str(flow_run["id"])
 
 
-def submit_test(tests: InferenceTestStore, test: InferenceTest) -> None:
-    """Schedule the inference test.
+def submit_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
+    """Schedule the inference test; where the server's answer is not known, it stays pending.
 
     Raises:
-        ServerDownError: The server does not respond.
+        ServerDownError: This call has certainly scheduled nothing.
     """
-    _, flow_run_id = schedule_flow_run(
-        TEST_FLOW,
-        tests.home,
-        name=make_test_title(test),
-        parameters={**test.request.spec.to_parameters(), "test_id": test.test_id},
-        tags=list_test_tags(test),
-        key=make_test_key(test.test_id),
-    )
-    tests.save_flow_run_id(test.test_id, flow_run_id)
+    try:
+        _, flow_run_id = schedule_flow_run(
+            TEST_FLOW,
+            tests.home,
+            name=make_test_title(test),
+            parameters={**test.request.spec.to_parameters(), "test_id": test.test_id},
+            tags=list_test_tags(test),
+            key=make_test_key(test.test_id),
+        )
+    except AnswerUnknownError as error:
+        log.info("test %s: %s", test.test_id, error)
+    else:
+        tests.save_flow_run_id(test.test_id, flow_run_id)
+    return test
 
 
 def make_test_title(test: InferenceTest) -> str:

@@ -128,6 +128,7 @@ def render_started(answer: Json) -> RenderableType:
         [
             ("run", run_id),
             ("status", style_status(answer["status"])),
+            ("phase", answer["phase"]),
             ("model", answer["model"]),
             ("begins with", answer["begins_with"]),
             ("page", answer["ui_url"]),

@@ -207,6 +207,7 @@ def _follow_run(options: FollowOptions, store: RunStore, record: RunRecord) -> i
     answer = {
         "run_id": record.run_id,
         "status": record.status,
+        "phase": record.phase,
         "environment": record.environment,
         "model": record.base_model,
         "begins_with": record.forked_from

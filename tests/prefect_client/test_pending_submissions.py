@@ -1,0 +1,219 @@
+"""A start, a resume and a test are neither lost nor doubled, whatever Prefect answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.base.errors import LachesisError, RunStateError, ServerDownError, StorageError
+from lachesis.base.timestamps import now_iso
+from lachesis.config import run_config
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
+from lachesis.operations.launches import start_run
+from lachesis.prefect_client import api_requests, pending_submissions, submit
+from lachesis.prefect_client.background_serve import TEST_FLOW
+from lachesis.prefect_client.refresh import refresh_run, refresh_test
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.runs_from_prefect import find_or_create_test, require_free_run
+from lachesis.prefect_client.stop import cancel_run
+from lachesis.runs import store as store_module
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
+from tests.records import make_record
+
+pytestmark = pytest.mark.timeout(300)
+UNKNOWN: tuple[Fault, ...] = ("answer late", "answer lost", "request lost", "busy")
+
+
+@pytest.fixture
+def faults(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers]:
+    with delay_answers(server) as faults:
+        monkeypatch.setenv("PREFECT_API_URL", faults.url)
+        monkeypatch.setenv("LACHESIS_DEPLOYMENT", "test")
+        monkeypatch.setattr(api_requests, "TIMEOUT_S", 2.0)
+        monkeypatch.setattr(api_requests, "BUSY_RETRY_PAUSES_S", (0.0,))
+        monkeypatch.setattr(pending_submissions, "OWN_SUBMISSION_S", 0.0)
+        faults.delay_s = 3.0
+        yield faults
+
+
+@pytest.fixture
+def store(clean_environment: Path) -> RunStore:
+    return RunStore(clean_environment)
+
+
+def create(store: RunStore, **values: Any) -> RunRecord:
+    record = make_record(run_id=store.new_id(), **values)
+    config = run_config.resolve_run_config("sums", "embedded", {}, model="m")
+    store.create(record, config.to_yaml())
+    return record
+
+
+def find_flow_runs(api: PrefectApi, key: str) -> list[str]:
+    """Return the flow runs that were submitted with a key."""
+    body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
+    return [flow_run["id"] for flow_run in api._request("POST", "/flow_runs/filter", body)]
+
+
+@pytest.mark.parametrize("fault", UNKNOWN)
+def test_a_start_without_an_answer_is_sent_until_it_is_known(
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
+) -> None:
+    """Nothing is said to have failed, and the server has one flow run in the end."""
+    faults.fault = fault
+    record = submit.submit_run(store, create(store))
+    assert (record.status, record.flow_run_id) == ("pending", None)
+    assert record.phase == submit.UNCONFIRMED
+    assert refresh_run(store, record).flow_run_id is None, "still nobody knows"
+    faults.fault = "none"
+    pending_submissions.send_all(store)
+    known = store.load(record.run_id)
+    assert find_flow_runs(prefect_api, f"{record.run_id}-1") == [known.flow_run_id]
+    assert (known.status, known.phase) == ("pending", "queued")
+    num_submissions = faults.num_submissions
+    pending_submissions.send_all(store)
+    assert faults.num_submissions == num_submissions, "what is known is not sent again"
+
+
+@pytest.mark.parametrize("fault", UNKNOWN)
+def test_a_resume_without_an_answer_is_never_undone(
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
+) -> None:
+    faults.fault = fault
+    ended = create(store, status="failed", ended_at=now_iso(), started_at=now_iso(), error="boom")
+    resumed = submit.resubmit_run(store, ended)
+    assert (resumed.attempt, resumed.status, resumed.flow_run_id) == (2, "pending", None)
+    faults.fault = "none"
+    known = refresh_run(store, resumed)
+    assert find_flow_runs(prefect_api, f"{ended.run_id}-2") == [known.flow_run_id]
+
+
+@pytest.mark.parametrize("fault", UNKNOWN)
+def test_a_test_without_an_answer_is_sent_until_it_is_known(
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
+) -> None:
+    flow = prefect_api._request("POST", "/flows/", {"name": TEST_FLOW})
+    prefect_api._request("POST", "/deployments/", {"name": "test-test", "flow_id": flow["id"]})
+    tests, spec = InferenceTestStore(store.home), TestSpec(environment="sums")
+    request = InferenceRequest(
+        environment="sums", environment_file="sums.py", models=["embedded:m"], spec=spec
+    )
+    test = tests.create(request, "")
+    faults.fault = fault
+    submit.submit_test(tests, test)
+    assert refresh_test(tests, test).status == "pending"
+    assert tests.read_flow_run_id(test.test_id) is None
+    faults.fault = "none"
+    pending_submissions.send_all(store)
+    known = tests.read_flow_run_id(test.test_id)
+    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [known]
+
+
+def test_a_test_is_known_from_its_begin_on_or_refused(
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi
+) -> None:
+    tests, spec = InferenceTestStore(store.home), TestSpec(environment="sums")
+    request = InferenceRequest(
+        environment="sums", environment_file="sums.py", models=["embedded:m"], spec=spec
+    )
+    begun, ended = tests.create(request, ""), tests.create(request, "")
+    tests.fail(ended.test_id, pending_submissions.NEVER_SUBMITTED)
+    deployment = prefect_api.read_deployment("train", "train-test") or {}
+    ids = {
+        test.test_id: prefect_api.create_flow_run(
+            deployment["id"],
+            name="test",
+            parameters={},
+            tags=[],
+            key=submit.make_test_key(test.test_id),
+        )["id"]
+        for test in (begun, ended)
+    }
+    find_or_create_test(tests, {"test_id": begun.test_id}, ids[begun.test_id])
+    assert tests.read_flow_run_id(begun.test_id) == ids[begun.test_id]
+    with pytest.raises(RunStateError, match="had failed before it began; start it again"):
+        find_or_create_test(tests, {"test_id": ended.test_id}, ids[ended.test_id])
+
+
+def test_only_a_refusal_takes_a_start_back(
+    faults: LateAnswers, store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.fault = "refused"
+    with pytest.raises(ServerDownError, match="HTTP 409"):
+        start_run(store, LaunchSpec(environment="arithmetic"))
+    assert store.all() == []
+    ended = create(store, status="stopped", ended_at=now_iso(), started_at=now_iso())
+    with pytest.raises(ServerDownError, match="HTTP 409"):
+        submit.resubmit_run(store, ended)
+    assert store.load(ended.run_id) == ended
+    pending = create(store)
+    refused = refresh_run(store, pending)
+    assert refused.status == "failed"
+    assert "HTTP 409" in (refused.error or "")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with pytest.raises(ServerDownError, match="does not respond"):
+        start_run(store, LaunchSpec(environment="arithmetic"))
+    assert len(store.all()) == 2
+
+
+def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) -> None:
+    """The flow of a resume may have begun before a second look at the server is refused."""
+    ended = create(store, status="failed", ended_at=now_iso(), started_at=now_iso())
+    former = ended.model_dump(include={"status", "attempt", "flow_run_id"})
+    begun = ended.model_copy(update={"attempt": 2, "status": "starting", "flow_run_id": "f"})
+    queued = begun.model_copy(update={"status": "pending", "flow_run_id": None})
+    assert submit._undo_attempt(begun, queued, former) == {}
+    assert submit._undo_attempt(queued, queued, former) == former
+    assert submit._undo_attempt(queued.model_copy(update={"attempt": 3}), queued, former) == {}
+
+
+def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
+    faults: LateAnswers,
+    store: RunStore,
+    prefect_api: PrefectApi,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = create(store)
+
+    def refuse(file: Path, text: str) -> None:
+        raise StorageError(f"{file}: No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(store_module, "write_private", refuse)
+        accepted = submit.submit_run(store, record)
+    assert find_flow_runs(prefect_api, f"{record.run_id}-1") == [accepted.flow_run_id]
+    assert refresh_run(store, record).flow_run_id == accepted.flow_run_id
+
+
+def test_a_late_start_of_a_run_that_has_ended_is_refused(
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi
+) -> None:
+    """It was stopped, or was pending for a day, while nobody knew that Prefect had accepted it."""
+    faults.fault = "answer lost"
+    stopped = submit.submit_run(store, create(store))
+    cancel_run(store, stopped)
+    (flow_run_id,) = find_flow_runs(prefect_api, f"{stopped.run_id}-1")
+    assert (prefect_api.read_flow_run(flow_run_id) or {})["state"]["type"] == "CANCELLED"
+    long_ago = (datetime.now(UTC) - timedelta(days=2)).isoformat()
+    forgotten = refresh_run(store, create(store, queued_at=long_ago))
+    assert forgotten.error == pending_submissions.NEVER_SUBMITTED
+    for record in (store.load(stopped.run_id), forgotten):
+        with pytest.raises(RunStateError, match=f"`lachesis resume {record.run_id}` starts it"):
+            require_free_run(store, record, flow_run_id)
+
+
+def test_the_runner_goes_on_where_nothing_can_be_sent(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise LachesisError("the records cannot be read")
+
+    monkeypatch.setattr(RunStore, "all", fail)
+    pending_submissions.send_all(store)
+    assert "the records cannot be read" in caplog.text
