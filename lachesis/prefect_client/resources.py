@@ -117,8 +117,8 @@ class PrefectApi(PrefectHttp):
     def find_flow_run(self, key: str) -> str | None:
         """Return the id of the flow run that was scheduled with a key, or None."""
         body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
-        found = self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S)
-        return str(found[0]["id"]) if found else None
+        flow_runs = self._request("POST", "/flow_runs/filter", body, timeout_s=READ_TIMEOUT_S)
+        return str(flow_runs[0]["id"]) if flow_runs else None
 
     def update_flow_run(self, flow_run_id: str, *, name: str, tags: list[str]) -> None:
         """Give a flow run another name and other tags."""

@@ -327,10 +327,10 @@ def test_a_schema_is_about_the_source_whose_hash_it_is_kept_under(
         write(tmp_path, packed=text.replace("'first'", "'second'"))
         return run_child(*values, **options)
 
-    found = lookup.find_environment("packed", [tmp_path])
+    environment = lookup.find_environment("packed", [tmp_path])
     monkeypatch.setattr(lookup, "run_bounded", save_and_run)
-    assert lookup.load_schema(found).values["wandb_name"] == "first"
-    assert lookup.load_schema(found).values["wandb_name"] == "second"
+    assert lookup.load_schema(environment).values["wandb_name"] == "first"
+    assert lookup.load_schema(environment).values["wandb_name"] == "second"
 
 
 def test_a_file_is_compiled_by_its_own_rules(tmp_path: Path) -> None:

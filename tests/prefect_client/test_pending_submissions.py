@@ -73,9 +73,9 @@ def test_a_start_without_an_answer_is_sent_until_it_is_known(
     assert refresh_run(store, record).flow_run_id is None, "still nobody knows"
     faults.fault = "none"
     pending_submissions.send_all(store)
-    known = store.load(record.run_id)
-    assert find_flow_runs(prefect_api, f"{record.run_id}-1") == [known.flow_run_id]
-    assert (known.status, known.phase) == ("pending", "queued")
+    sent = store.load(record.run_id)
+    assert find_flow_runs(prefect_api, f"{record.run_id}-1") == [sent.flow_run_id]
+    assert (sent.status, sent.phase) == ("pending", "queued")
     num_submissions = faults.num_submissions
     pending_submissions.send_all(store)
     assert faults.num_submissions == num_submissions, "what is known is not sent again"
@@ -90,8 +90,8 @@ def test_a_resume_without_an_answer_is_never_undone(
     resumed = submit.resubmit_run(store, ended)
     assert (resumed.attempt, resumed.status, resumed.flow_run_id) == (2, "pending", None)
     faults.fault = "none"
-    known = refresh_run(store, resumed)
-    assert find_flow_runs(prefect_api, f"{ended.run_id}-2") == [known.flow_run_id]
+    sent = refresh_run(store, resumed)
+    assert find_flow_runs(prefect_api, f"{ended.run_id}-2") == [sent.flow_run_id]
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
@@ -111,8 +111,8 @@ def test_a_test_without_an_answer_is_sent_until_it_is_known(
     assert tests.read_flow_run_id(test.test_id) is None
     faults.fault = "none"
     pending_submissions.send_all(store)
-    known = tests.read_flow_run_id(test.test_id)
-    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [known]
+    flow_run_id = tests.read_flow_run_id(test.test_id)
+    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [flow_run_id]
 
 
 def test_a_test_is_known_from_its_begin_on_or_refused(

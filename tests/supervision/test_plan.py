@@ -75,16 +75,16 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
 
 
 def test_each_environment_process_is_told_how_prompts_are_rendered(tmp_path: Path) -> None:
-    """Those of a run, of a test and of the stages without a model."""
-    wanted = {"thinking": "off", "chat_template_kwargs": {"tone": "dry"}}
-    config = run_config.resolve_run_config("replay", "embedded", {"tinker": wanted}, model="m")
+    """A run, a test and the stages without a model start one each."""
+    settings = {"thinking": "off", "chat_template_kwargs": {"tone": "dry"}}
+    config = run_config.resolve_run_config("replay", "embedded", {"tinker": settings}, model="m")
     record = make_record(environment="replay", environment_file="replay.py")
     plan = make_training_plan(record, RunStore(tmp_path).dir(record.run_id), config)
     output = tmp_path / "out"
     tested, _ = make_inference_test_spec("replay.py", config.to_yaml(), output, {}, client_env={})
     checked, _ = make_stage_check_spec("replay.py", "Replay", config, tmp_path, output)
     for service in (plan.get_service("environment"), tested, checked):
-        assert json.loads(service.env["LACHESIS_TEMPLATE_SETTINGS"]) == wanted
+        assert json.loads(service.env["LACHESIS_TEMPLATE_SETTINGS"]) == settings
 
 
 @pytest.mark.parametrize(

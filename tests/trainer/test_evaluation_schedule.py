@@ -198,7 +198,7 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
 async def test_an_environment_that_is_silent_from_the_first_step_on_does_not_keep_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before the first step the environment may still load its data."""
+    """The environment may still load its data before the first step."""
     monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.05)
     evaluations, weights = make_evaluations(), Weights()
     evaluations.start_round_if_due(0, weights)  # type: ignore[arg-type]
