@@ -7,7 +7,6 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from lachesis.base.errors import LachesisError
 from lachesis.prefect_client.submit import get_run_url
 from lachesis.reporting.run_list import summarize_run
 from lachesis.runs.held_out_results import describe_share
@@ -48,7 +47,7 @@ class RunLines:
         """Return the records of the runs that have another status than at the last look."""
         self._looked_at = time.monotonic()
         changed = []
-        with contextlib.suppress(LachesisError):
+        with contextlib.suppress(Exception):
             for record in self.store.all():
                 if self._statuses.get(record.run_id) != record.status:
                     self._statuses[record.run_id] = record.status

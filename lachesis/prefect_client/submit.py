@@ -168,10 +168,11 @@ def submit_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest
             tags=list_test_tags(test),
             key=make_test_key(test.test_id),
         )
+        tests.save_flow_run_id(test.test_id, flow_run_id)
     except AnswerUnknownError as error:
         log.info("test %s: %s", test.test_id, error)
-    else:
-        tests.save_flow_run_id(test.test_id, flow_run_id)
+    except StorageError as error:  # What Prefect has accepted is not taken back.
+        log.warning("test %s: its flow run is not recorded: %s", test.test_id, error)
     return test
 
 

@@ -13,7 +13,8 @@ from lachesis.base.errors import LachesisError, RunStateError, ServerDownError, 
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
-from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
+from lachesis.inference_tests import store as inference_test_store
+from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import api_requests, pending_submissions, submit
 from lachesis.prefect_client.background_serve import TEST_FLOW
@@ -53,6 +54,21 @@ def create(store: RunStore, **values: Any) -> RunRecord:
     config = run_config.resolve_run_config("sums", "embedded", {}, model="m")
     store.create(record, config.to_yaml())
     return record
+
+
+def create_test(tests: InferenceTestStore) -> InferenceTest:
+    request = InferenceRequest(
+        environment="sums",
+        environment_file="sums.py",
+        models=["embedded:m"],
+        spec=TestSpec(environment="sums"),
+    )
+    return tests.create(request, "")
+
+
+def make_test_deployment(api: PrefectApi) -> None:
+    flow = api._request("POST", "/flows/", {"name": TEST_FLOW})
+    api._request("POST", "/deployments/", {"name": "test-test", "flow_id": flow["id"]})
 
 
 def find_flow_runs(api: PrefectApi, key: str) -> list[str]:
@@ -98,13 +114,8 @@ def test_a_resume_without_an_answer_is_never_undone(
 def test_a_test_without_an_answer_is_sent_until_it_is_known(
     faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
 ) -> None:
-    flow = prefect_api._request("POST", "/flows/", {"name": TEST_FLOW})
-    prefect_api._request("POST", "/deployments/", {"name": "test-test", "flow_id": flow["id"]})
-    tests, spec = InferenceTestStore(store.home), TestSpec(environment="sums")
-    request = InferenceRequest(
-        environment="sums", environment_file="sums.py", models=["embedded:m"], spec=spec
-    )
-    test = tests.create(request, "")
+    make_test_deployment(prefect_api)
+    test = create_test(tests := InferenceTestStore(store.home))
     faults.fault = fault
     submit.submit_test(tests, test)
     assert refresh_test(tests, test).status == "pending"
@@ -118,11 +129,8 @@ def test_a_test_without_an_answer_is_sent_until_it_is_known(
 def test_a_test_is_known_from_its_begin_on_or_refused(
     faults: LateAnswers, store: RunStore, prefect_api: PrefectApi
 ) -> None:
-    tests, spec = InferenceTestStore(store.home), TestSpec(environment="sums")
-    request = InferenceRequest(
-        environment="sums", environment_file="sums.py", models=["embedded:m"], spec=spec
-    )
-    begun, ended = tests.create(request, ""), tests.create(request, "")
+    tests = InferenceTestStore(store.home)
+    begun, ended = create_test(tests), create_test(tests)
     tests.fail(ended.test_id, pending_submissions.NEVER_SUBMITTED)
     deployment = prefect_api.read_deployment("train", "train-test") or {}
     ids = {
@@ -189,6 +197,14 @@ def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
         accepted = submit.submit_run(store, record)
     assert find_flow_runs(prefect_api, f"{record.run_id}-1") == [accepted.flow_run_id]
     assert refresh_run(store, record).flow_run_id == accepted.flow_run_id
+    test = create_test(tests := InferenceTestStore(store.home))
+    make_test_deployment(prefect_api)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(inference_test_store, "write_private", refuse)
+        submit.submit_test(tests, test)
+    pending_submissions.send_all(store)
+    flow_run_id = tests.read_flow_run_id(test.test_id)
+    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [flow_run_id]
 
 
 def test_a_late_start_of_a_run_that_has_ended_is_refused(
