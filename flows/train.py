@@ -33,7 +33,8 @@ from lachesis.base.secrets import redact
 from lachesis.config.launch_spec import RunLimits
 from lachesis.inference_tests.required_test import require_validation
 from lachesis.inference_tests.store import InferenceTestStore
-from lachesis.prefect_client.runs_from_prefect import find_or_create_run, require_free_run
+from lachesis.prefect_client.flow_run_keys import require_free_run
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config

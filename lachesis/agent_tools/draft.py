@@ -230,9 +230,7 @@ class AgentSession:
         """
         run_id = record.run_id
         run_dir = self.store.dir(run_id)
-        queue = None
-        if record.status == "pending":
-            queue = find_queue_position(self.store, run_id)
+        queue = find_queue_position(record, self.store.home)
         if not_started_reason:
             state_text = f"({record.status}) {not_started_reason}"
         elif record.status == "pending" and record.flow_run_id is None:

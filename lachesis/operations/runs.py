@@ -74,7 +74,7 @@ def get_status(
         store.dir(run_id),
         read_metrics(store, run_id),
         ui_url=get_run_url(record),
-        queue=find_queue_position(store, run_id) if record.status == "pending" else None,
+        queue=find_queue_position(record, store.home),
         warning=warning,
         next_step_templates=next_step_templates,
     )

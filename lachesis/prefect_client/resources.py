@@ -62,6 +62,21 @@ class PrefectApi(PrefectHttp):
         body = {"flow_runs": flow_run_filter, "sort": "EXPECTED_START_TIME_ASC"}
         return list(self._request("POST", "/flow_runs/filter", body) or [])
 
+    def count_flow_runs(
+        self, deployment_id: str, states: list[str], *, due_before: str | None = None
+    ) -> int:
+        """Return how many flow runs of a deployment are in these states, and due at a time or
+        before it.
+        """
+        flow_run_filter: Json = {
+            "deployment_id": {"any_": [deployment_id]},
+            "state": {"type": {"any_": states}},
+        }
+        if due_before is not None:
+            flow_run_filter["next_scheduled_start_time"] = {"before_": due_before}
+        body = {"flow_runs": flow_run_filter}
+        return int(self._request("POST", "/flow_runs/count", body, timeout_s=READ_TIMEOUT_S))
+
     def create_flow_run(
         self, deployment_id: str, *, name: str, parameters: Json, tags: list[str], key: str
     ) -> Json:

@@ -34,14 +34,19 @@ from lachesis.launch.create_run import create_run, create_test
 from lachesis.launch.resolve import check_launch, resolve_test
 from lachesis.prefect_client import background_serve
 from lachesis.prefect_client.background_serve import TRAINING_FLOW, find_deployment
+from lachesis.prefect_client.flow_run_keys import (
+    choose_run_id,
+    derive_run_id,
+    is_own_submission,
+    is_submission_key,
+    make_test_key,
+)
 from lachesis.prefect_client.refresh import refresh_runs
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import (
     OWN_TAGS,
     list_tags,
     list_test_tags,
-    make_submission_key,
-    make_test_key,
     make_test_title,
 )
 from lachesis.runs.record import SKIPPED, RunRecord
@@ -64,50 +69,38 @@ def find_or_create_run(
     flow_run_id: str | None,
     schema_timeout_s: float = SCHEMA_TIMEOUT_S,
 ) -> RunRecord:
-    """Return the run of this flow run; one that has none yet is checked and made.
-
-    A run whose id is among the parameters and that was submitted as another flow run is not
-    returned: "Copy to new run" in Prefect copies the id too, and asks for a new run.
+    """Return the run of this flow run; a flow run without a run has its run checked and made.
 
     Raises:
         LachesisError: The parameters are refused.
     """
-    run_id = str(parameters.get("run_id") or "")
-    if run_id and store.dir(run_id).record.is_file():
-        record = store.load(run_id)
-        if belongs_to_run(record, flow_run_id):
-            return record
+    given_id, spec_values = _split_id(parameters, "run_id")
+    run_id = choose_run_id(store, given_id, flow_run_id)
+    if store.dir(run_id).record.is_file():
+        return store.load(run_id)
     with storage_errors(store.root):
         store.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     # The runner makes the runs of flow runs that wait, and a flow may begin meanwhile.
     with hold_file_lock(store.root / ".requests.lock"):
-        record_of_flow_run = _find_record(store, flow_run_id)
-        return record_of_flow_run or _create_run(store, parameters, flow_run_id, schema_timeout_s)
-
-
-def _find_record(store: RunStore, flow_run_id: str | None) -> RunRecord | None:
-    """Return the run that was made for a flow run, or is performed by it now."""
-    for record in store.all():
-        if flow_run_id and flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
-            return record
-    return None
+        if store.dir(run_id).record.is_file():
+            return store.load(run_id)
+        return _create_run(store, spec_values, run_id, flow_run_id, schema_timeout_s)
 
 
 def _create_run(
     store: RunStore,
-    parameters: Mapping[str, Any],
+    spec_values: Json,
+    run_id: str,
     flow_run_id: str | None,
     schema_timeout_s: float,
 ) -> RunRecord:
-    run_id, spec_values = _split_id(parameters, "run_id")
     spec = read_spec(LaunchSpec, spec_values)
     schedule = _read_schedule(flow_run_id)
+    living = schedule and _find_living_run(store, schedule)
     checkpoint = _choose_checkpoint(store, spec.from_checkpoint, schedule)
     spec = spec.model_copy(update={"from_checkpoint": checkpoint})
     tests = InferenceTestStore(store.home)
     launch = check_launch(spec, store, tests, schema_timeout_s, background_serve.read_key_names())
-    if not run_id or store.dir(run_id).record.is_file():
-        run_id = store.new_id()
     record = create_run(
         store,
         tests,
@@ -120,8 +113,11 @@ def _create_run(
     )
     log.info("this is run %s; `lachesis status %s` reports it", run_id, run_id)
     _name_flow_run(flow_run_id, record.title, list_tags(record))
-    if schedule is not None:
-        _require_ended_predecessor(store, record)
+    if living:
+        reason = _describe_skip(living)
+        store.update(record.run_id, stop_reason=reason)
+        store.mark_ended(record.run_id, "stopped", reason)
+        raise RunSkippedError(reason)
     return record
 
 
@@ -184,20 +180,25 @@ def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | 
     return None
 
 
-def _require_ended_predecessor(store: RunStore, record: RunRecord) -> None:
-    """End a run as skipped while an earlier one of its schedule lives.
+def _find_living_run(store: RunStore, schedule: str) -> RunRecord | None:
+    """Return the run of a schedule that has not ended, if there is one.
 
     Raises:
-        RunSkippedError: One does.
+        RunSkippedError: There is, and the list of runs shows already that a start was skipped
+            beside it.
     """
-    for other in _find_runs_of_schedule(store, record.schedule):
-        if other.run_id == record.run_id:
-            continue
-        if not refresh_runs(store, [other])[0][0].has_ended:
-            reason = f"{SKIPPED}run {other.run_id} of the schedule {record.schedule} still runs"
-            store.update(record.run_id, stop_reason=reason)
-            store.mark_ended(record.run_id, "stopped", reason)
-            raise RunSkippedError(reason)
+    runs = _find_runs_of_schedule(store, schedule)
+    for record in refresh_runs(store, [record for record in runs if not record.has_ended])[0]:
+        if not record.has_ended:
+            reason = _describe_skip(record)
+            if runs[0].stop_reason == reason:
+                raise RunSkippedError(reason)
+            return record
+    return None
+
+
+def _describe_skip(living: RunRecord) -> str:
+    return f"{SKIPPED}run {living.run_id} of the schedule {living.schedule} still runs"
 
 
 def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:
@@ -212,27 +213,6 @@ def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:
         flow_run: Json = api.read_flow_run(flow_run_id) or {}
         further_tags = [tag for tag in flow_run.get("tags", []) if not tag.startswith(OWN_TAGS)]
         api.update_flow_run(flow_run_id, name=name, tags=sorted({*further_tags, *tags}))
-
-
-def require_free_run(store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
-    """Check that no other flow run performs the run, as when an earlier one is retried.
-
-    Raises:
-        RunStateError: The run is alive, or waits for its place, or has ended before it was known
-            that Prefect had accepted it.
-    """
-    if record.has_ended and record.flow_run_id is None:
-        raise RunStateError(
-            f"run {record.run_id} was {record.status} before it began; `lachesis resume "
-            f"{record.run_id}` starts it"
-        )
-    if belongs_to_attempt(record, flow_run_id):
-        return
-    if store.dir(record.run_id).is_alive() or record.status == "pending":
-        raise RunStateError(
-            f"run {record.run_id} is {record.status} already, as flow run {record.flow_run_id}; "
-            f"`lachesis stop {record.run_id}` ends it"
-        )
 
 
 def find_or_create_test(
@@ -271,51 +251,6 @@ def _take_submitted_test(
     return test
 
 
-# --- which run a flow run belongs to
-
-
-def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether a flow run performs the run's current attempt.
-
-    If Prefect cannot be asked about the flow run, it is assumed to do so.
-    """
-    return flow_run_id == record.flow_run_id or is_own_submission(
-        flow_run_id, make_submission_key(record)
-    )
-
-
-def belongs_to_run(record: RunRecord, flow_run_id: str | None) -> bool:
-    """Return whether a flow run was submitted for an attempt of this run, the current one or an
-    earlier one.
-
-    If Prefect cannot be asked about the flow run, it is assumed that it was.
-    """
-    if flow_run_id is None or flow_run_id in (record.flow_run_id, record.made_for_flow_run_id):
-        return True
-    key = _read_key(flow_run_id)
-    return key is None or key.startswith(f"{record.run_id}-")
-
-
-def is_own_submission(flow_run_id: str | None, key: str) -> bool:
-    """Return whether a flow run was submitted with this key; assumed without an answer from
-    Prefect.
-    """
-    if flow_run_id is None:
-        return True
-    return _read_key(flow_run_id) in (None, key)
-
-
-def _read_key(flow_run_id: str) -> str | None:
-    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
-    respond.
-    """
-    try:
-        flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
-    except ServerDownError:
-        return None
-    return str(flow_run.get("idempotency_key") or "")
-
-
 # --- flow runs that wait for their place
 
 
@@ -333,15 +268,11 @@ def record_waiting_runs() -> None:
             for flow_run in api.list_waiting_flow_runs(deployment["id"], due_only=True)
             if _has_waited(flow_run)
         ]
-        if not waiting:  # The records of all runs are read only when there is a reason.
-            return
-        known_ids = {
-            flow_run_id
-            for record in store.all()
-            for flow_run_id in (record.flow_run_id, record.made_for_flow_run_id)
-        }
         for flow_run in waiting:
-            if flow_run["id"] not in known_ids:
+            key = str(flow_run.get("idempotency_key") or "")
+            run_id = derive_run_id(store, flow_run["id"])
+            # The run of a submitted flow run was made before it.
+            if not is_submission_key(key) and not store.dir(run_id).record.is_file():
                 _record_run(store, api, flow_run)
     except LachesisError as error:
         log.warning("waiting flow runs were not recorded: %s", error)

@@ -7,8 +7,8 @@ import contextlib
 from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
 from lachesis.base.waiting import wait_until
+from lachesis.prefect_client.flow_run_keys import make_submission_key
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.submit import make_submission_key
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 

@@ -19,6 +19,7 @@ from lachesis.prefect_client.background_serve import (
     find_deployment,
     get_max_runs,
 )
+from lachesis.prefect_client.flow_run_keys import make_submission_key, make_test_key
 from lachesis.prefect_client.serve_info import find_api_url
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -109,11 +110,6 @@ def _undo_attempt(newest: RunRecord, queued_record: RunRecord, former_fields: Js
     return {} if has_gone_on else former_fields
 
 
-def make_submission_key(record: RunRecord) -> str:
-    """Return the key of an attempt; the server returns the existing flow run for one it knows."""
-    return f"{record.run_id}-{record.attempt}"
-
-
 def list_parameters(record: RunRecord) -> Json:
     """Return the parameters of a run's flow run."""
     set_fields = {name: value for name, value in record.set_fields.items() if value is not None}
@@ -181,31 +177,31 @@ def make_test_title(test: InferenceTest) -> str:
     return f"test-{test.request.environment}-{test.test_id}"
 
 
-def make_test_key(test_id: str) -> str:
-    """Return the key of a test's flow run."""
-    return f"test-{test_id}"
-
-
 def list_test_tags(test: InferenceTest) -> list[str]:
     """Return the tags by which a test's flow run is found."""
     return ["lachesis", f"test:{test.test_id}", f"environment:{test.request.environment}"]
 
 
-def find_queue_position(store: RunStore, run_id: str) -> dict[str, int] | None:
-    """Return the position of a pending run while this host runs its maximum, or None if nothing
-    delays it.
+def find_queue_position(record: RunRecord, home: Path) -> dict[str, int] | None:
+    """Return the position of a pending run while this host runs its maximum; None if nothing
+    delays it, or Prefect does not respond.
 
     The keys are `place` (1 is next), `running` and `limit`.
     """
-    records = store.all()
-    limit = get_max_runs()
-    running = sum(record.status in ("starting", "running", "stopping") for record in records)
-    pending = [record for record in records if record.status == "pending" and record.flow_run_id]
-    waiting_ids = [record.run_id for record in sorted(pending, key=lambda record: record.queued_at)]
-    if run_id not in waiting_ids:
+    if record.status != "pending" or record.flow_run_id is None:
         return None
+    try:
+        api, deployment = find_deployment(TRAINING_FLOW, home)
+        flow_run = api.read_flow_run(record.flow_run_id) or {}
+        if not (start_time := flow_run.get("next_scheduled_start_time")):
+            return None
+        ahead = api.count_flow_runs(deployment["id"], ["SCHEDULED"], due_before=start_time)
+        running = api.count_flow_runs(deployment["id"], ["PENDING", "RUNNING", "CANCELLING"])
+    except ServerDownError:
+        return None
+    limit = get_max_runs()
     # The first runs in the queue start at once while the limit is not reached.
-    place = waiting_ids.index(run_id) + 1 - max(0, limit - running)
+    place = ahead - max(0, limit - running)
     if place > 0:
         return {"place": place, "running": running, "limit": limit}
     return None

@@ -97,13 +97,22 @@ def test_a_run_is_resumed_by_the_same_tool(
     )
 
 
+class QueueOfTwo:
+    """Answer as a server with two runs that go on and two that wait."""
+
+    def read_flow_run(self, flow_run_id: str) -> Json:
+        return {"id": flow_run_id, "next_scheduled_start_time": "2026-01-01T00:00:00Z"}
+
+    def count_flow_runs(self, _: str, states: list[str], due_before: str | None = None) -> int:
+        return 2
+
+
 def test_a_run_without_a_free_place_has_its_place_in_the_queue(
     ask: Ask, make_run: MakeRun, submitted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LACHESIS_MAX_RUNS", "2")
-    for _ in range(2):
-        make_run(status="running")
-    make_run(status="pending", flow_run_id="f", prefect_api_url="elsewhere")
+    api = QueueOfTwo()
+    monkeypatch.setattr(submit, "find_deployment", lambda *_: (api, {"id": "d"}))
     ask("rl_select_environment", name="arithmetic")
     started = ask("rl_start_training")
     assert started["queue"] == {"place": 2, "running": 2, "limit": 2}

@@ -18,9 +18,10 @@ from lachesis.inference_tests.store import InferenceRequest, InferenceTest, Infe
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import api_requests, pending_submissions, submit
 from lachesis.prefect_client.background_serve import TEST_FLOW
+from lachesis.prefect_client.flow_run_keys import make_test_key, require_free_run
 from lachesis.prefect_client.refresh import refresh_run, refresh_test
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.runs_from_prefect import find_or_create_test, require_free_run
+from lachesis.prefect_client.runs_from_prefect import find_or_create_test
 from lachesis.prefect_client.stop import cancel_run
 from lachesis.runs import store as store_module
 from lachesis.runs.record import RunRecord
@@ -123,7 +124,7 @@ def test_a_test_without_an_answer_is_sent_until_it_is_known(
     faults.fault = "none"
     pending_submissions.send_all(store)
     flow_run_id = tests.read_flow_run_id(test.test_id)
-    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [flow_run_id]
+    assert find_flow_runs(prefect_api, make_test_key(test.test_id)) == [flow_run_id]
 
 
 def test_a_test_is_known_from_its_begin_on_or_refused(
@@ -139,7 +140,7 @@ def test_a_test_is_known_from_its_begin_on_or_refused(
             name="test",
             parameters={},
             tags=[],
-            key=submit.make_test_key(test.test_id),
+            key=make_test_key(test.test_id),
         )["id"]
         for test in (begun, ended)
     }
@@ -204,7 +205,7 @@ def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
         submit.submit_test(tests, test)
     pending_submissions.send_all(store)
     flow_run_id = tests.read_flow_run_id(test.test_id)
-    assert find_flow_runs(prefect_api, submit.make_test_key(test.test_id)) == [flow_run_id]
+    assert find_flow_runs(prefect_api, make_test_key(test.test_id)) == [flow_run_id]
 
 
 def test_a_late_start_of_a_run_that_has_ended_is_refused(

@@ -53,6 +53,9 @@ def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
     assert (first.schedule, first.status) == ("nights", "pending")
     with pytest.raises(RunSkippedError, match=f"skipped: run {first.run_id} of the schedule"):
         find_or_create_run(store, NIGHTLY, None)
+    with pytest.raises(RunSkippedError, match="skipped"):
+        find_or_create_run(store, NIGHTLY, None)
+    # A schedule that starts every five minutes must not fill the list of runs.
     (skipped,) = [one for one in store.all() if one.status == "stopped"]
     assert skipped.evidence == f"skipped: run {first.run_id} of the schedule nights still runs"
     store.mark_ended(first.run_id, "completed")
