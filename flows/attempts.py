@@ -32,6 +32,7 @@ from lachesis.runs.record import (
     mark_services_exited,
 )
 from lachesis.runs.store import RunStore, read_effective_config
+from lachesis.spending.ledger import promise_if_missing, settle_run
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from tasks.progress import record_final_judgement
@@ -86,7 +87,9 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
             return {**make_next_attempt_changes(record), **attempt_fields}
         return attempt_fields
 
-    return store.change(run_id, make_changes)
+    record = store.change(run_id, make_changes)
+    promise_if_missing(store, record)
+    return record
 
 
 def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
@@ -153,7 +156,7 @@ def record_end(
         "failed_service": service,
         **make_end_fields(record),
     }
-    store.update(run_id, **changes, services=services)
+    settle_run(store, store.update(run_id, **changes, services=services))
     record_final_judgement(store, run_id)
 
 

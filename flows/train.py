@@ -38,6 +38,7 @@ from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
+from lachesis.spending.ledger import settle_run
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.serve_model import build_tiny_model, is_missing_tiny_model
@@ -122,7 +123,9 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
             return end_flow_run(Cancelled(message=f"stopped: {stop_reason}"))
         record_end(store, run_id, "failed", error)
         return _fail(error)
-    store.update(run_id, status="completed", phase=phase, **make_end_fields(store.load(run_id)))
+    record = store.load(run_id)
+    record = store.update(run_id, status="completed", phase=phase, **make_end_fields(record))
+    settle_run(store, record)
     record_final_judgement(store, run_id)
     # The run may have been suspended after its last step; nothing is left to resume then.
     with contextlib.suppress(Pause):

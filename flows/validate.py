@@ -39,6 +39,7 @@ from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_lea
 from lachesis.models.find_model import compute_template_digest
 from lachesis.prefect_client.runs_from_prefect import find_or_create_test
 from lachesis.runs.environment_counters import read_counts
+from lachesis.spending.ledger import settle
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from tasks.inference import (
@@ -110,6 +111,8 @@ def _run_test(tests: InferenceTestStore, test_id: str) -> State[Any] | None:
             tests.fail(test_id, _describe_error(error))
             raise
     _end_stray_processes(tests.dir(test_id))
+    if record.test.max_cost_usd is not None:
+        settle(tests.home, record.test.submission_key, record.test.cost_usd)
     publish_validation(tests, record.test, runtime.flow_run.id)
     if result["summary"]["environment_working"]:
         return None

@@ -90,6 +90,18 @@ class InferenceTest(BaseModel):
     result: Json | None = None
 
     @property
+    def submission_key(self) -> str:
+        """Return the key of the test's flow run."""
+        return f"test-{self.test_id}"
+
+    @property
+    def cost_usd(self) -> float:
+        """Return what the test has cost in US dollars, or the most that it can cost."""
+        summary = (self.result or {}).get("summary") or {}
+        cost = summary.get("cost_usd")
+        return float(self.max_cost_usd or 0.0) if cost is None else float(cost)
+
+    @property
     def has_ended(self) -> bool:
         """Return whether the test has completed or failed."""
         return self.status in ("completed", "failed")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
+from lachesis.base.errors import LachesisError
 from lachesis.base.files import write_private
 from lachesis.base.json_text import Json
 from lachesis.base.tinker_client import get_base_url
@@ -20,6 +20,7 @@ from lachesis.runs.record import AdditionalEnvironment, RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import agent_limits
 from lachesis.spending.confirmation import require_confirmation
+from lachesis.spending.ledger import hold_ledger
 
 
 def create_run(
@@ -50,19 +51,26 @@ def create_run(
         if launch.fork_source:
             launch.fork_source.copy_into(store.dir(run_id))
         # Two agents at once must not both get the last of the day's money.
-        with contextlib.ExitStack() as stack:
+        with hold_ledger(store.home) as ledger:
             if launch.spec.by_agent:
-                stack.enter_context(agent_limits.hold_spending_lock(store.home))
                 agent_limits.restrict_run(launch.config, store)
+            ledger.promise_run(store, record, launch.config.limits.max_cost_usd)
             store.create(record, launch.config.to_yaml())
         if uses_checked_server(launch.config):
             check = get_check_file(get_base_url())
             write_private(store.dir(run_id).backend_check, check.read_text())
         write_provenance(store.dir(run_id), launch.environment_files, launch.config)
     except BaseException:
-        store.discard(record.run_id)
+        discard_run(store, record)
         raise
     return record
+
+
+def discard_run(store: RunStore, record: RunRecord) -> None:
+    """Remove a run that was never submitted, and take back what it was promised."""
+    store.discard(record.run_id)
+    with hold_ledger(store.home) as ledger:
+        ledger.withdraw(record.submission_key)
 
 
 def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestStore) -> RunRecord:
@@ -127,15 +135,30 @@ def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, Addit
 
 
 def create_test(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceTest:
-    """Create the record of an inference test; nothing is submitted yet."""
-    with contextlib.ExitStack() as stack:
-        if resolved.spec.by_agent:
-            # What was reserved since the test was checked counts too.
-            stack.enter_context(agent_limits.hold_spending_lock(tests.home))
-            agent_limits.check_test(
-                resolved.launch.config, resolved.spec, resolved.models, tests.home
-            )
-        return _create_test_record(tests, resolved)
+    """Create the record of an inference test; nothing is submitted yet.
+
+    Raises:
+        PolicyError: Meanwhile agents have reserved so much that the owner's policy does not allow
+            this test of an agent any more.
+    """
+    spec = resolved.spec
+    with hold_ledger(tests.home) as ledger:
+        if spec.by_agent:
+            agent_limits.check_test(resolved.launch.config, spec, resolved.models, tests.home)
+        test = _create_test_record(tests, resolved)
+        try:
+            ledger.promise(test.submission_key, resolved.max_cost_usd, by_agent=spec.by_agent)
+        except LachesisError:
+            tests.discard(test.test_id)
+            raise
+    return test
+
+
+def discard_test(tests: InferenceTestStore, test: InferenceTest) -> None:
+    """Remove a test that was never submitted, and take back what it was promised."""
+    tests.discard(test.test_id)
+    with hold_ledger(tests.home) as ledger:
+        ledger.withdraw(test.submission_key)
 
 
 def _create_test_record(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceTest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lachesis.base.errors import RunStateError
+from lachesis.base.errors import RunStateError, StorageError
+from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints import start_from_checkpoint
@@ -15,11 +16,11 @@ from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.launch.choose_model import KeyNames
 from lachesis.runs.folder import RunDir
-from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending import agent_limits
-from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
+from lachesis.spending.budgets import find_exceeded_limit, read_budget_usage
+from lachesis.spending.ledger import hold_ledger
 
 
 def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
@@ -139,10 +140,7 @@ def _require_steps_left(
 
 def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
     """Raise RunStateError when the run has used up one of its budgets."""
-    last_steps = MetricsFile(run_dir.metrics).tail(1)
-    last_step = last_steps[-1] if last_steps else {}
-    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
-    if exceeded := find_exceeded_limit(config.limits, usage):
+    if exceeded := find_exceeded_limit(config.limits, read_budget_usage(run_dir, record)):
         value = exceeded.propose_limit()
         raise RunStateError(
             f"run {record.run_id} has used up its {exceeded.describe()}; raise it to go on: "
@@ -151,8 +149,15 @@ def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> No
         )
 
 
-def begin_next_attempt(store: RunStore, record: RunRecord, changes: Json) -> tuple[RunRecord, Json]:
-    """Queue an ended run again as its next attempt.
+def begin_next_attempt(
+    store: RunStore,
+    record: RunRecord,
+    changes: Json,
+    config: RunConfig | None = None,
+    *,
+    by_owner: bool = True,
+) -> tuple[RunRecord, Json]:
+    """Queue an ended run again as its next attempt, and promise it the money of its limit.
 
     Of several calls at once one makes the attempt, and all get its record.
 
@@ -160,22 +165,58 @@ def begin_next_attempt(store: RunStore, record: RunRecord, changes: Json) -> tup
         store: The runs of this home.
         record: The run.
         changes: What changes in its record besides.
+        config: The configuration of the new attempt, if it is not that of the last one.
+        by_owner: Whether the owner of this installation resumes it; for anybody else the owner's
+            policy decides.
 
     Returns:
         The record, and the fields of the record before, which undo the attempt. They are empty if
             another process has made the attempt, which then submits it.
+
+    Raises:
+        PolicyError: What the policy leaves to the run is less than its limit.
+        StorageError: The disk refused a write; the run is then as it was.
     """
-    attempt_changes = make_next_attempt_changes(record)
-    store.dir(record.run_id).stop_file.unlink(missing_ok=True)
-    queued_record = store.update(
-        record.run_id, if_attempt=record.attempt, **attempt_changes, **changes
-    )
-    is_made_here = (
-        queued_record.attempt == attempt_changes["attempt"]
-        and queued_record.queued_at == attempt_changes["queued_at"]
-    )
-    former_fields = record.model_dump(include={*attempt_changes, *changes}) if is_made_here else {}
-    return queued_record, former_fields
+    run_dir = store.dir(record.run_id)
+    attempt_changes: Json = {**make_next_attempt_changes(record), **changes}
+    next_record = record.model_copy(update=attempt_changes)
+    config_file = run_dir.get_attempt_config(next_record.attempt)
+    run_config = config or read_effective_config(run_dir)
+    with hold_ledger(store.home) as ledger:
+        newest = store.load(record.run_id)
+        if newest.attempt != record.attempt:
+            return newest, {}
+        if not by_owner:
+            agent_limits.restrict_run(run_config, store, record)
+        ledger.promise_run(store, next_record, run_config.limits.max_cost_usd)
+        try:
+            if config is not None:
+                with storage_errors(config_file):
+                    make_private_folder(config_file.parent)
+                write_private(config_file, config.to_yaml())
+            run_dir.stop_file.unlink(missing_ok=True)
+            queued_record = store.update(record.run_id, **attempt_changes)
+        except StorageError:
+            config_file.unlink(missing_ok=True)
+            ledger.withdraw(next_record.submission_key)
+            raise
+    return queued_record, record.model_dump(include=set(attempt_changes))
+
+
+def undo_attempt(store: RunStore, queued_record: RunRecord, former_fields: Json) -> None:
+    """Take back an attempt that Prefect has refused, unless the run has gone on meanwhile."""
+
+    def make_changes(newest: RunRecord) -> Json:
+        has_gone_on = newest.attempt != queued_record.attempt or newest.flow_run_id is not None
+        return {} if has_gone_on else former_fields
+
+    undone = store.change(queued_record.run_id, make_changes)
+    if undone.attempt == queued_record.attempt:
+        return
+    run_dir = store.dir(queued_record.run_id)
+    run_dir.get_attempt_config(queued_record.attempt).unlink(missing_ok=True)
+    with hold_ledger(store.home) as ledger:
+        ledger.withdraw(queued_record.submission_key)
 
 
 def needs_new_attempt(record: RunRecord) -> bool:

@@ -238,7 +238,8 @@ class Monitor:
             outcome = f"resumed from its checkpoint of step {newest_checkpoint.step}"
         else:
             outcome = "begun again, as it has no checkpoint"
-        resubmit_run(self.store, record, auto_resumes=num_resumes)
+        # What is left to agents may have become less since the run was started.
+        resubmit_run(self.store, record, by_owner=not record.by_agent, auto_resumes=num_resumes)
         watched.messages.append(
             f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)"
         )

@@ -12,7 +12,7 @@ from lachesis.inference_tests.store import (
     InferenceTestStore,
     get_model_name,
 )
-from lachesis.launch.create_run import create_test
+from lachesis.launch.create_run import create_test, discard_test
 from lachesis.launch.resolve import ResolvedTest, resolve_test
 from lachesis.prefect_client import background_serve, refresh, submit
 from lachesis.prefect_client.resources import PrefectApi
@@ -64,7 +64,7 @@ def start_test(
     try:
         submit.submit_test(tests, inference_test)
     except LachesisError:
-        tests.discard(inference_test.test_id)
+        discard_test(tests, inference_test)
         raise
     return inference_test
 

@@ -22,7 +22,7 @@ from lachesis.inference_tests.required_test import make_test_command
 from lachesis.inference_tests.store import InferenceTestStore
 from lachesis.launch import choose_model, launch_file, preview, resolve
 from lachesis.launch.choose_model import describe_default_model, require_loadable_model
-from lachesis.launch.create_run import create_run, make_run_record
+from lachesis.launch.create_run import create_run, discard_run, make_run_record
 from lachesis.launch.launch_file import make_launch_schema, render_launch_file
 from lachesis.launch.offered_models import (
     ModelList,
@@ -218,7 +218,7 @@ def start_run(
     try:
         return submit.submit_run(store, record)
     except LachesisError:
-        store.discard(record.run_id)
+        discard_run(store, record)
         raise
 
 

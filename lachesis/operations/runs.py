@@ -24,6 +24,7 @@ from lachesis.runs.names_and_tags import edit_labels
 from lachesis.runs.record import RunRecord
 from lachesis.runs.removal import measure_run, remove_run, require_removable
 from lachesis.runs.store import RunStore, read_effective_config
+from lachesis.spending.ledger import settle_run
 
 __all__ = ["edit_labels", "find_queue_position", "get_run_url", "wait_until_gone"]
 # How long a caller waits for the end of a run that saves a checkpoint.
@@ -142,7 +143,9 @@ def resume_run(
         store, record, changes, background_serve.read_key_names(), by_owner=by_owner
     )
     PrefectApi()  # raises when no server is known, before anything is changed
-    return submit.resubmit_run(store, record, config, auto_resumes=0, **record_changes)
+    return submit.resubmit_run(
+        store, record, config, by_owner=by_owner, auto_resumes=0, **record_changes
+    )
 
 
 def stop_run(store: RunStore, run_id: str, *, now: bool = False) -> Json:
@@ -191,6 +194,9 @@ def require_all_removable(store: RunStore, run_ids: Sequence[str]) -> dict[str, 
 
 
 def remove_runs(store: RunStore, run_ids: Sequence[str]) -> None:
-    """Remove ended runs with all their files."""
+    """Remove ended runs with all their files; what they have cost stays in the ledger."""
     for run_id in run_ids:
-        remove_run(store, get_run(store, run_id))
+        record = get_run(store, run_id)
+        require_removable(store, record)
+        settle_run(store, record)
+        remove_run(store, record)

@@ -19,16 +19,6 @@ from lachesis.runs.store import RunStore
 SUBMISSION_KEY = re.compile(r"([0-9a-f]{8})-([0-9]+)")
 
 
-def make_submission_key(record: RunRecord) -> str:
-    """Return the key of an attempt; the server returns the existing flow run for one it knows."""
-    return f"{record.run_id}-{record.attempt}"
-
-
-def make_test_key(test_id: str) -> str:
-    """Return the key of a test's flow run."""
-    return f"test-{test_id}"
-
-
 def is_submission_key(key: str) -> bool:
     """Return whether a key names an attempt of a run."""
     return SUBMISSION_KEY.fullmatch(key) is not None
@@ -109,7 +99,7 @@ def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
     If Prefect cannot be asked about the flow run, it is assumed to do so.
     """
     return flow_run_id == record.flow_run_id or is_own_submission(
-        flow_run_id, make_submission_key(record)
+        flow_run_id, record.submission_key
     )
 
 

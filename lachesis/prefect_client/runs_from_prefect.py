@@ -39,7 +39,6 @@ from lachesis.prefect_client.flow_run_keys import (
     derive_run_id,
     is_own_submission,
     is_submission_key,
-    make_test_key,
 )
 from lachesis.prefect_client.refresh import refresh_runs
 from lachesis.prefect_client.resources import PrefectApi
@@ -51,6 +50,7 @@ from lachesis.prefect_client.submit import (
 )
 from lachesis.runs.record import SKIPPED, RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.spending.ledger import has_had_run
 
 log = logging.getLogger("lachesis.flow")
 # A flow run that has waited this long was not started at once, so it waits for its place.
@@ -84,6 +84,11 @@ def find_or_create_run(
     with hold_file_lock(store.root / ".requests.lock"):
         if store.dir(run_id).record.is_file():
             return store.load(run_id)
+        if flow_run_id is not None and has_had_run(store.home, run_id):
+            raise RunStateError(
+                f"run {run_id} of this flow run was removed; `lachesis train` or *Copy to new run* "
+                "starts another one"
+            )
         return _create_run(store, spec_values, run_id, flow_run_id, schema_timeout_s)
 
 
@@ -224,7 +229,7 @@ def find_or_create_test(
         LachesisError: The parameters are refused.
     """
     test_id, spec_values = _split_id(parameters, "test_id")
-    if test_id and is_own_submission(flow_run_id, make_test_key(test_id)):
+    if test_id and is_own_submission(flow_run_id, f"test-{test_id}"):
         return _take_submitted_test(tests, test_id, flow_run_id)
     spec = read_spec(TestSpec, spec_values)
     resolved = resolve_test(spec, tests.home, SCHEMA_TIMEOUT_S, background_serve.read_key_names())

@@ -7,7 +7,6 @@ import contextlib
 from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
 from lachesis.base.waiting import wait_until
-from lachesis.prefect_client.flow_run_keys import make_submission_key
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -46,7 +45,7 @@ def _cancel_unknown_flow_run(record: RunRecord, reason: str) -> None:
     """
     with contextlib.suppress(ServerDownError):
         api = PrefectApi()
-        flow_run_id = api.find_flow_run(make_submission_key(record))
+        flow_run_id = api.find_flow_run(record.submission_key)
         if flow_run_id is not None:
             api.cancel(flow_run_id, reason)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import LachesisError, ServerDownError, StorageError
-from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
-from lachesis.launch.resume import begin_next_attempt
+from lachesis.launch.resume import begin_next_attempt, undo_attempt
 from lachesis.prefect_client.api_requests import was_never_sent, was_refused
 from lachesis.prefect_client.background_serve import (
     TEST_FLOW,
@@ -19,7 +18,6 @@ from lachesis.prefect_client.background_serve import (
     find_deployment,
     get_max_runs,
 )
-from lachesis.prefect_client.flow_run_keys import make_submission_key, make_test_key
 from lachesis.prefect_client.serve_info import find_api_url
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -50,7 +48,7 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
             name=record.title,
             parameters=list_parameters(record),
             tags=list_tags(record),
-            key=make_submission_key(record),
+            key=record.submission_key,
         )
     except AnswerUnknownError as error:
         log.info("run %s: %s", record.run_id, error)
@@ -70,7 +68,12 @@ def _select(changes: Json, newest: RunRecord, attempt: int) -> Json:
 
 
 def resubmit_run(
-    store: RunStore, record: RunRecord, config: RunConfig | None = None, **changes: object
+    store: RunStore,
+    record: RunRecord,
+    config: RunConfig | None = None,
+    *,
+    by_owner: bool = True,
+    **changes: object,
 ) -> RunRecord:
     """Continue an ended run from its newest checkpoint, as a new attempt.
 
@@ -80,34 +83,22 @@ def resubmit_run(
         store: The runs of this home.
         record: The run.
         config: The configuration of the new attempt, if it is not that of the last one.
+        by_owner: Whether the owner of this installation resumes it; see `begin_next_attempt`.
         changes: What changes in its record besides.
 
     Raises:
         LachesisError: The run is then as it was.
     """
-    queued_record, former_fields = begin_next_attempt(store, record, changes)
+    queued_record, former_fields = begin_next_attempt(
+        store, record, changes, config, by_owner=by_owner
+    )
     if not former_fields:
         return queued_record
-    config_file = store.dir(record.run_id).get_attempt_config(queued_record.attempt)
     try:
-        if config is not None:
-            with storage_errors(config_file):
-                make_private_folder(config_file.parent)
-            write_private(config_file, config.to_yaml())
         return submit_run(store, queued_record)
     except LachesisError:
-        undone = store.change(
-            record.run_id, lambda newest: _undo_attempt(newest, queued_record, former_fields)
-        )
-        if undone.attempt == record.attempt:
-            config_file.unlink(missing_ok=True)
+        undo_attempt(store, queued_record, former_fields)
         raise
-
-
-def _undo_attempt(newest: RunRecord, queued_record: RunRecord, former_fields: Json) -> Json:
-    """Return the former fields of a run if its attempt is still the one that was not accepted."""
-    has_gone_on = newest.attempt != queued_record.attempt or newest.flow_run_id is not None
-    return {} if has_gone_on else former_fields
 
 
 def list_parameters(record: RunRecord) -> Json:
@@ -162,7 +153,7 @@ def submit_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest
             name=make_test_title(test),
             parameters={**test.request.spec.to_parameters(), "test_id": test.test_id},
             tags=list_test_tags(test),
-            key=make_test_key(test.test_id),
+            key=test.submission_key,
         )
         tests.save_flow_run_id(test.test_id, flow_run_id)
     except AnswerUnknownError as error:

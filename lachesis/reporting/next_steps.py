@@ -17,7 +17,7 @@ from lachesis.environment_catalog.lookup import get_name_or_file
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import read_effective_config
-from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit, read_spent_file
+from lachesis.spending.budgets import find_exceeded_limit, read_budget_usage
 from lachesis.supervision.invalid_groups import ALL_INVALID
 
 # Next steps as shell commands. Another user interface has its own texts for the same keys.
@@ -35,15 +35,12 @@ NEXT_STEP_COMMANDS = {
 KEYS_BY_STATUS = {"completed": ["results", "report", "weights"], "pending": ["status", "stop"]}
 
 
-def list_next_steps(
-    record: RunRecord, run_dir: RunDir, last_step: Mapping[str, Any], templates: Mapping[str, str]
-) -> list[str]:
+def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, str]) -> list[str]:
     """Return the next steps in the order in which a user would take them.
 
     Args:
         record: The run.
         run_dir: Its folder.
-        last_step: The metrics of its last step.
         templates: The text for each key of `NEXT_STEP_COMMANDS`; a missing one is left out.
     """
     values = {
@@ -53,7 +50,7 @@ def list_next_steps(
     }
     keys = KEYS_BY_STATUS.get(record.status, ["status", "logs", "stop"])
     if record.has_ended and record.status != "completed":
-        resume_key, resume_values = _choose_resume(record, run_dir, last_step)
+        resume_key, resume_values = _choose_resume(record, run_dir)
         values |= resume_values
         keys = _list_keys_after_end(record, run_dir, resume_key)
     return [templates[key].format(**values) for key in keys if key in templates]
@@ -82,9 +79,7 @@ def _choose_service(record: RunRecord) -> str:
     return shorten_service_name(service)
 
 
-def _choose_resume(
-    record: RunRecord, run_dir: RunDir, last_step: Mapping[str, Any]
-) -> tuple[str, dict[str, str]]:
+def _choose_resume(record: RunRecord, run_dir: RunDir) -> tuple[str, dict[str, str]]:
     """Return the key of the step that lets an ended run go on, or an empty one, and its values."""
     if record.stop_reason == ALL_INVALID:
         return "check", {}
@@ -93,8 +88,7 @@ def _choose_resume(
         limits = read_effective_config(run_dir).limits
     except LachesisError:
         return "", {}
-    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
-    exceeded = find_exceeded_limit(limits, usage)
+    exceeded = find_exceeded_limit(limits, read_budget_usage(run_dir, record))
     if exceeded is None:
         return "resume", {}
     return "raise_budget", {"limit": exceeded.field, "value": exceeded.propose_limit()}

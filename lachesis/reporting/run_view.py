@@ -90,7 +90,7 @@ def build_run_status(
         held_out_curve=curve,
         health=record.health,
         ui_url=ui_url,
-        next_steps=list_next_steps(record, run_dir, last_step, next_step_templates),
+        next_steps=list_next_steps(record, run_dir, next_step_templates),
         **{key: value for key, value in optional_fields.items() if value},
     )
 
@@ -185,9 +185,7 @@ def build_run_results(
         metrics_file=str(run_dir.metrics),
         next_steps=[
             next_step
-            for next_step in list_next_steps(
-                record, run_dir, steps[-1] if steps else {}, next_step_templates
-            )
+            for next_step in list_next_steps(record, run_dir, next_step_templates)
             if next_step != next_step_templates.get("results", "").format(run=record.run_id)
         ],
         **{key: value for key, value in optional_fields.items() if value},

@@ -157,6 +157,13 @@ class RunRecord(BaseModel):
         return f"{self.name or self.environment}-{self.run_id}"
 
     @property
+    def submission_key(self) -> str:
+        """Return the key of this attempt; Prefect makes one flow run of it, however often it is
+        sent.
+        """
+        return f"{self.run_id}-{self.attempt}"
+
+    @property
     def has_ended(self) -> bool:
         """Return whether the run has stopped, completed or failed."""
         return self.status in END_STATUSES

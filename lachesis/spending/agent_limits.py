@@ -6,13 +6,10 @@ the limit `limits.max_cost_usd` that the policy leaves to it, so that it stops b
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
-from lachesis.base.errors import ConfigError, PolicyError
-from lachesis.base.files import hold_file_lock, storage_errors
+from lachesis.base.errors import ConfigError, LachesisError, PolicyError
 from lachesis.base.timestamps import seconds_between
 from lachesis.config.launch_spec import TestSpec
 from lachesis.config.owner_policy import FILE_NAME, AgentPolicy, load_policy
@@ -22,14 +19,12 @@ from lachesis.config.run_config import RunConfig, check_cost_limit
 from lachesis.inference_tests.store import (
     EMBEDDED,
     TINKER,
-    InferenceTest,
     InferenceTestStore,
     get_model_name,
 )
-from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore, read_effective_config
-from lachesis.spending.budgets import compute_budget_usage, read_spent_file
+from lachesis.runs.store import RunStore
+from lachesis.spending.ledger import LedgerEntry, compute_run_cost, read_ledger
 
 DAY_S = 86_400.0
 
@@ -50,7 +45,7 @@ def restrict_run(config: RunConfig, store: RunStore, resumed: RunRecord | None =
     # Free runs cost nothing, however long they take.
     if not PROFILES[config.profile].is_paid or not policy.limits_cost:
         return config
-    spent = _compute_spent(store, resumed) if resumed else 0.0
+    spent = compute_run_cost(store, resumed) if resumed else 0.0
     allowed, reason = _find_allowed_cost(policy, store, spent)
     limit = config.limits.max_cost_usd
     if limit is not None and limit > allowed:
@@ -126,15 +121,6 @@ def compute_max_test_cost(config: RunConfig, spec: TestSpec, models: list[str]) 
     return prices.compute_cost(TokenCounts(prefill=num_tokens, sampled=num_tokens))
 
 
-@contextlib.contextmanager
-def hold_spending_lock(home: Path) -> Iterator[None]:
-    """Let one launch at a time be compared with the day's limit and be recorded."""
-    with storage_errors(home):
-        home.mkdir(parents=True, exist_ok=True)
-    with hold_file_lock(home / ".spending.lock"):
-        yield
-
-
 def _find_allowed_cost(
     policy: AgentPolicy, store: RunStore, already_spent: float = 0.0
 ) -> tuple[float, str]:
@@ -170,46 +156,34 @@ def _round_down_to_millionths(usd: float) -> float:
 
 
 def compute_committed_cost(store: RunStore) -> float:
-    """Return the US dollars that agents' runs and tests of the last 24 hours have cost or may cost.
+    """Return the US dollars that agents' runs and tests have cost or may cost in these 24 hours.
 
-    What has not ended counts with its limit.
+    What has not ended counts with its limit, whenever it began.
     """
-    runs = sum(
-        _get_run_cost(store, record)
-        for record in store.all()
-        if record.by_agent
-        and PROFILES[record.profile].is_paid
-        and seconds_between(record.queued_at) < DAY_S
-    )
-    tests = sum(
-        _get_test_cost(test)
-        for test in InferenceTestStore(store.home).all()
-        if test.request.spec.by_agent and seconds_between(test.created_at) < DAY_S
-    )
-    return runs + tests
+    entries = read_ledger(store.home).values()
+    return sum(_compute_entry_cost(store, entry) for entry in entries if entry.by_agent)
 
 
-def _compute_spent(store: RunStore, record: RunRecord) -> float:
-    """Return what a run has cost until now in US dollars, as far as that is known."""
-    run_dir = store.dir(record.run_id)
-    last_steps = MetricsFile(run_dir.metrics).tail(1)
-    last_step = last_steps[-1] if last_steps else {}
-    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
-    return usage.cost_usd or 0.0
+def _compute_entry_cost(store: RunStore, entry: LedgerEntry) -> float:
+    if not entry.is_open:
+        return entry.compute_cost() if seconds_between(entry.at) < DAY_S else 0.0
+    cost_usd, ended_at = _look_up_cost(store, entry)
+    return cost_usd if ended_at is None or seconds_between(ended_at) < DAY_S else 0.0
 
 
-def _get_run_cost(store: RunStore, record: RunRecord) -> float:
-    spent = _compute_spent(store, record)
+def _look_up_cost(store: RunStore, entry: LedgerEntry) -> tuple[float, str | None]:
+    """Return the cost of an attempt or test that is not settled, and when it ended, if it has."""
+    kind, _, test_id = entry.key.partition("test-")
+    try:
+        if not kind:
+            test = InferenceTestStore(store.home).load(test_id)
+            ended_at = (test.ended_at or entry.at) if test.has_ended else None
+            return entry.compute_cost(test.cost_usd), ended_at
+        record = store.load(entry.key.partition("-")[0])
+    except LachesisError:  # It was removed by hand, or was killed before it was made.
+        return entry.compute_cost(), entry.at
+    spent_usd = compute_run_cost(store, record)
+    if record.has_ended or record.submission_key != entry.key:
+        return entry.compute_cost(spent_usd), record.ended_at or entry.at
     # A run that goes on may use all that it is allowed.
-    if record.has_ended:
-        return spent
-    with contextlib.suppress(ConfigError):
-        limits = read_effective_config(store.dir(record.run_id)).limits
-        return max(spent, limits.max_cost_usd or 0.0)
-    return spent
-
-
-def _get_test_cost(test: InferenceTest) -> float:
-    summary = (test.result or {}).get("summary") or {}
-    cost = summary.get("cost_usd")
-    return float(test.max_cost_usd or 0.0) if cost is None else float(cost)
+    return entry.compute_cost(max(spent_usd, entry.promised_usd or 0.0)), None

@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.config.run_fields import LimitsSection
+from lachesis.runs.folder import RunDir
+from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
 
 # Kinds of tokens, each with its own price.
@@ -93,6 +95,13 @@ def compute_budget_usage(
     if record.usd_per_hour is not None:
         known_costs.append(round(hours * record.usd_per_hour, 4))
     return BudgetUsage(hours=hours, tokens=max(tokens), cost_usd=max(known_costs, default=None))
+
+
+def read_budget_usage(run_dir: RunDir, record: RunRecord) -> BudgetUsage:
+    """Return the usage so far as the files of the run tell it."""
+    last_steps = MetricsFile(run_dir.metrics).tail(1)
+    last_step = last_steps[-1] if last_steps else {}
+    return compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
 
 
 def find_exceeded_limit(limits: LimitsSection, spent: BudgetUsage) -> Budget | None:

@@ -133,7 +133,7 @@ def make_run_page(
         record=record,
         summary=summary,
         verdict=verdict,
-        next_steps=list_next_steps(record, run_dir, last_step, NEXT_STEP_COMMANDS),
+        next_steps=list_next_steps(record, run_dir, NEXT_STEP_COMMANDS),
         facts=[
             *_list_facts(record, summary, config, usage),
             *([forecast] if (forecast := _list_forecast(record)) else []),

@@ -10,15 +10,17 @@ import pytest
 
 from lachesis.base.errors import RunStateError
 from lachesis.config import run_config
+from lachesis.config.launch_spec import LaunchSpec
+from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_results, get_status
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
 from lachesis.prefect_client.flow_run_keys import (
     choose_run_id,
     derive_run_id,
-    make_submission_key,
     require_free_run,
 )
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import find_queue_position, submit_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.removal import remove_run
@@ -51,7 +53,7 @@ def create(store: RunStore, **values: Any) -> RunRecord:
     return record
 
 
-def schedule(api: PrefectApi, deployment: str, key: str, **parameters: str) -> str:
+def schedule(api: PrefectApi, deployment: str, key: str, **parameters: Any) -> str:
     flow_run = api.create_flow_run(
         deployment, name=key, parameters=parameters, tags=["lachesis"], key=key
     )
@@ -106,11 +108,28 @@ def test_a_resume_of_a_run_that_was_removed_is_refused(
     store: RunStore, prefect_api: PrefectApi, deployment: str
 ) -> None:
     record = create(store, attempt=2, status="failed")
-    flow_run_id = schedule(prefect_api, deployment, make_submission_key(record))
+    flow_run_id = schedule(prefect_api, deployment, record.submission_key)
     assert choose_run_id(store, "", flow_run_id) == record.run_id
     remove_run(store, record)
     with pytest.raises(RunStateError, match=f"attempt 2 of run {record.run_id} cannot begin"):
         choose_run_id(store, record.run_id, flow_run_id)
+
+
+def test_a_retry_of_a_run_that_was_removed_is_refused(
+    store: RunStore, prefect_api: PrefectApi, deployment: str
+) -> None:
+    """Whether it was submitted here or started in Prefect; another one needs a new flow run."""
+    values = {"environment": "arithmetic", "steps": 7}
+    started = schedule(prefect_api, deployment, "by a form", **values)
+    runs = {started: find_or_create_run(store, values, started)}
+    submitted = start_run(store, LaunchSpec(environment="arithmetic"))
+    runs[str(submitted.flow_run_id)] = submitted
+    for flow_run_id, record in runs.items():
+        assert find_or_create_run(store, values, flow_run_id).run_id == record.run_id
+        store.mark_ended(record.run_id, "failed")
+        remove_run(store, store.load(record.run_id))
+        with pytest.raises(RunStateError, match=f"run {record.run_id} of this flow run was remov"):
+            find_or_create_run(store, values, flow_run_id)
 
 
 def test_the_queue_is_that_of_prefect_and_no_other_run_is_read(

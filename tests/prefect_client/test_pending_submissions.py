@@ -15,10 +15,11 @@ from lachesis.config import run_config
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.inference_tests import store as inference_test_store
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.launch.resume import begin_next_attempt, undo_attempt
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import api_requests, pending_submissions, submit
 from lachesis.prefect_client.background_serve import TEST_FLOW
-from lachesis.prefect_client.flow_run_keys import make_test_key, require_free_run
+from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.refresh import refresh_run, refresh_test
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_test
@@ -26,6 +27,7 @@ from lachesis.prefect_client.stop import cancel_run
 from lachesis.runs import store as store_module
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.spending.ledger import read_ledger
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
 from tests.records import make_record
 
@@ -124,7 +126,7 @@ def test_a_test_without_an_answer_is_sent_until_it_is_known(
     faults.fault = "none"
     pending_submissions.send_all(store)
     flow_run_id = tests.read_flow_run_id(test.test_id)
-    assert find_flow_runs(prefect_api, make_test_key(test.test_id)) == [flow_run_id]
+    assert find_flow_runs(prefect_api, test.submission_key) == [flow_run_id]
 
 
 def test_a_test_is_known_from_its_begin_on_or_refused(
@@ -140,7 +142,7 @@ def test_a_test_is_known_from_its_begin_on_or_refused(
             name="test",
             parameters={},
             tags=[],
-            key=make_test_key(test.test_id),
+            key=test.submission_key,
         )["id"]
         for test in (begun, ended)
     }
@@ -174,12 +176,15 @@ def test_only_a_refusal_takes_a_start_back(
 def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) -> None:
     """The flow of a resume may have begun before a second look at the server is refused."""
     ended = create(store, status="failed", ended_at=now_iso(), started_at=now_iso())
-    former = ended.model_dump(include={"status", "attempt", "flow_run_id"})
-    begun = ended.model_copy(update={"attempt": 2, "status": "starting", "flow_run_id": "f"})
-    queued = begun.model_copy(update={"status": "pending", "flow_run_id": None})
-    assert submit._undo_attempt(begun, queued, former) == {}
-    assert submit._undo_attempt(queued, queued, former) == former
-    assert submit._undo_attempt(queued.model_copy(update={"attempt": 3}), queued, former) == {}
+    queued, former = begin_next_attempt(store, ended, {})
+    for changes in ({"status": "starting", "flow_run_id": "f"}, {"attempt": 3}):
+        gone_on = store.update(ended.run_id, **changes)
+        undo_attempt(store, queued, former)
+        assert store.load(ended.run_id) == gone_on
+    store.update(ended.run_id, **queued.model_dump(exclude={"run_id"}))
+    undo_attempt(store, queued, former)
+    assert store.load(ended.run_id) == ended
+    assert set(read_ledger(store.home)) == set(), "the promise is taken back too"
 
 
 def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
@@ -205,7 +210,7 @@ def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
         submit.submit_test(tests, test)
     pending_submissions.send_all(store)
     flow_run_id = tests.read_flow_run_id(test.test_id)
-    assert find_flow_runs(prefect_api, make_test_key(test.test_id)) == [flow_run_id]
+    assert find_flow_runs(prefect_api, test.submission_key) == [flow_run_id]
 
 
 def test_a_late_start_of_a_run_that_has_ended_is_refused(

@@ -20,6 +20,7 @@ from lachesis.base.errors import InvalidGroupsError, ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
+from lachesis.config.run_config import resolve_run_config
 from lachesis.launch.resume import begin_next_attempt
 from lachesis.reporting.run_view import build_run_status
 from lachesis.runs.store import RunStore
@@ -160,7 +161,8 @@ def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(
     with pytest.raises(StopRequested, match="stopped by its user"):
         check.check()
     store.update(RUN, status="stopped")
-    begin_next_attempt(store, store.load(RUN), {})
+    config = resolve_run_config("sums", "embedded", {}, model="m")
+    begin_next_attempt(store, store.load(RUN), {}, config)
     check.check()
 
 
