@@ -67,7 +67,7 @@ class RunLines:
                 cause = (record.error or "").strip().split("\n")[0]
                 return f"{name} has failed: {cause}; `lachesis logs {record.run_id}`"
             case _:
-                reason = f": {record.stop_reason}" if record.stop_reason else ""
+                reason = f": {record.error}" if record.error else ""
                 return f"{name} was stopped{reason}; `lachesis resume {record.run_id}` continues"
 
     def _describe_results(self, record: RunRecord) -> str:

@@ -7,6 +7,7 @@ runner cancels them instead, waits until each has ended its services, and then e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -50,6 +51,8 @@ from lachesis.prefect_client.internals import (
 )
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import record_waiting_runs
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import request_stop
 from lachesis.runs.store import RunStore
 
 log = logging.getLogger("lachesis.runner")
@@ -152,6 +155,7 @@ async def main() -> int:
         log.error("a runner ended by itself", exc_info=task.exception())
     for runner in runners:  # Flow runs that are submitted from now on wait for the next runner.
         stop_claiming_runs(runner)
+    await asyncio.to_thread(_note_end_of_serve, runners)
     await asyncio.gather(*map(_cancel_all, runners))
     # One that has ended by itself cannot be stopped, and must not keep the others from it.
     await asyncio.gather(*(runner.astop() for runner in runners if runner.started))
@@ -286,6 +290,16 @@ async def _end_cancelled_runs(
         log.warning("cancelled runs were not checked: %r", error)
         return set()
     return cancelling_ids
+
+
+def _note_end_of_serve(runners: list[Runner]) -> None:
+    """Record why the runs of these runners are about to end; no error keeps them from it."""
+    flow_run_ids = {str(run_id) for runner in runners for run_id in list_running_ids(runner)}
+    store = RunStore()
+    with contextlib.suppress(LachesisError):
+        for record in store.all():
+            if record.flow_run_id in flow_run_ids:
+                request_stop(store, record.run_id, EndCause.SERVE_ENDED)
 
 
 async def _cancel_all(runner: Runner) -> None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from docs_generator.agent_tools import render_http, render_tools
 from docs_generator.commands import render_commands
 from docs_generator.reference_tables import (
+    render_ends,
     render_errors,
     render_fields,
     render_files,
@@ -31,6 +32,7 @@ GENERATED_PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "reference/fields.md": render_fields,
         "reference/metrics.md": render_metrics,
         "reference/errors.md": render_errors,
+        "reference/ends.md": render_ends,
         "reference/files.md": render_files,
         "reference/variables.md": render_variables,
         "reference/tools.md": render_tools,

@@ -11,6 +11,7 @@ from lachesis.base.errors import LachesisError, RunError
 from lachesis.config.field_edits import SECTIONS, ConfigField, ConfigFields
 from lachesis.config.profiles import PROFILES
 from lachesis.config.value_parsing import describe_allowed
+from lachesis.runs.end_causes import CAUSES
 from lachesis.runs.metric_names import METRIC_MEANINGS
 
 ERRORS_HEAD = """# Errors
@@ -82,6 +83,39 @@ TITLES = {
 }
 
 
+ENDS_HEAD = """# How a run ends
+
+For whoever reads the end of a run, or writes a program that does: every cause, once.
+
+`run.json` holds the cause of the last attempt as `end_cause`, and of an attempt that has not ended
+but was asked to as `stop_cause`. A run ends once in each attempt, for the first cause that was
+recorded. If more is known than the sentence below, it takes its place in `error`.
+"""
+NEXT_STEPS = {
+    "resume": "yes",
+    "raise_budget": "with a higher budget",
+    "check": "after the environment is mended",
+    "": "no",
+}
+
+
+def render_ends() -> str:
+    """Return the page of all causes for which a run ends."""
+    rows = [
+        (
+            f"`{cause}`",
+            rule.status,
+            rule.sentence,
+            rule.prefect_state or "none",
+            "yes" if rule.is_crash else "no",
+            NEXT_STEPS[rule.next_step],
+        )
+        for cause, rule in CAUSES.items()
+    ]
+    titles = ("cause", "status", "what a person sees", "in Prefect", "`on_crash` acts", "resume")
+    return f"{ENDS_HEAD}\n{make_table(titles, rows)}\n"
+
+
 def render_fields() -> str:
     """Return the page of all fields, a table per section."""
     # The embedded profile locks least, the Tinker cloud most.
@@ -138,6 +172,7 @@ HOME_FILES = {
     "token": "the token of the home; `$LACHESIS_TOKEN` has priority",
     "ui.json": "where the pages are served, while they are",
     "launcher.lock": "locked while `lachesis serve` runs",
+    "spending.jsonl": "what runs and tests were promised and have spent, also removed ones",
     "policy.yaml": "what agents may start, set and spend, if you write one",
     "profiles.yaml": "an operator's own values of profiles, if you write one",
     "prices.yaml": "your own prices, if you write one",
@@ -162,7 +197,7 @@ RUN_FILES = {
     "spent.json": "tokens and cost when the trainer ended last",
     "server_pause.json": "the last pause of a remote Tinker server, and why",
     "session.json": "the session at a remote Tinker server, while it is open",
-    ".alive": "locked while a process of the run lives",
+    ".alive": "locked while a process of the run lives; its time is the last sign of life",
     "stop": "there after a stop that was asked for without a server",
     ".now": "there while a stop without a checkpoint is asked for",
 }

@@ -8,43 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from prefect import runtime
+from prefect.exceptions import Pause, TerminationSignal
 
-from flows.flow_run_state import RUNNER_GONE
+from flows.flow_run_state import FlowRunLostError, raise_if_stop_requested
 from lachesis.base.errors import (
     BillingError,
+    InvalidGroupsError,
     LachesisError,
     MissingKeyError,
     ServerDownError,
+    ValidationMissingError,
 )
 from lachesis.base.secrets import redact
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import PROFILES
 from lachesis.launch.resume import make_next_attempt_changes, needs_new_attempt
-from lachesis.prefect_client.stop import STOPPED_BY_USER
+from lachesis.monitor.run_health import judge_ended_run
+from lachesis.runs.end_causes import CAUSES, EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.folder import RunDir
-from lachesis.runs.host_clock import read_clocks
+from lachesis.runs.host_clock import make_host_fields, read_clocks
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import (
-    RunRecord,
-    RunStatusName,
-    get_attempt_duration_s,
-    mark_services_exited,
-)
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending.ledger import promise_if_missing, settle_run
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
-from tasks.progress import record_final_judgement
+from lachesis.supervision.stop_requests import StopRequested
 
 log = logging.getLogger("lachesis.flow")
 # Why a server does not go on with a run: for its user to mend, or for a resume.
 ACCESS_CODES = (BillingError.code, MissingKeyError.code)
 LOST_SERVER_CODE = ServerDownError.code
-STOPPED_FROM_OUTSIDE = (
-    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
-    "or a signal"
-)
 
 
 def end_stray_processes(folder: Path) -> None:
@@ -62,24 +58,7 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
     """
     store.dir(run_id).stop_now_file.unlink(missing_ok=True)
     end_stray_processes(store.dir(run_id).path)  # A killed flow may have left some.
-    clocks = read_clocks()
-    attempt_fields: dict[str, Any] = {
-        "status": "starting",
-        "phase": "preparing",
-        "error": None,
-        "failed_service": None,
-        "started_at": now_iso(),
-        "began_monotonic_s": clocks.monotonic_s,
-        "boot_id": clocks.boot,
-        "attempt_duration_s": None,
-        "healthy_at": None,
-        "ended_at": None,
-        "services": {},
-        "dead_environments": {},
-        "resumed": None,
-        "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
-        "flow_pid": os.getpid(),
-    }
+    attempt_fields = _make_attempt_fields()
 
     def make_changes(record: RunRecord) -> dict[str, Any]:
         if needs_new_attempt(record):
@@ -92,6 +71,31 @@ def begin_attempt(store: RunStore, run_id: str) -> RunRecord:
     return record
 
 
+def _make_attempt_fields() -> dict[str, Any]:
+    """Return the fields of the record that change when an attempt begins in this process."""
+    clocks = read_clocks()
+    return {
+        "status": "starting",
+        "phase": "preparing",
+        "error": None,
+        "end_cause": None,
+        "is_end_handled": False,
+        "failed_service": None,
+        "started_at": now_iso(),
+        "began_monotonic_s": clocks.monotonic_s,
+        **make_host_fields(),
+        "boot_id": clocks.boot,
+        "attempt_duration_s": None,
+        "healthy_at": None,
+        "ended_at": None,
+        "services": {},
+        "dead_environments": {},
+        "resumed": None,
+        "flow_run_id": str(runtime.flow_run.id) if runtime.flow_run.id else None,
+        "flow_pid": os.getpid(),
+    }
+
+
 def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
     """Record the exit codes of services that have ended."""
     recorded = store.load(run_id).services
@@ -102,15 +106,6 @@ def record_exits(store: RunStore, run_id: str, group: ServiceGroup) -> None:
     }
     if states:
         store.update_services(run_id, states)
-
-
-def _describe_stop(store: RunStore, record: RunRecord) -> str | None:
-    """Return why a run was stopped, unless its user did it, and which steps were not saved."""
-    stop_reason: str | None = record.stop_reason or STOPPED_FROM_OUTSIDE
-    if stop_reason == STOPPED_BY_USER:
-        stop_reason = None
-    unsaved_steps = _describe_unsaved_steps(store.dir(record.run_id), record)
-    return "; ".join(filter(None, (stop_reason, unsaved_steps))) or None
 
 
 def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -> str | None:
@@ -132,37 +127,77 @@ def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -
     return redact(sentence.replace("lachesis resume RUN", f"lachesis resume {record.run_id}"))
 
 
-def record_end(
-    store: RunStore, run_id: str, status: RunStatusName, error: BaseException | None = None
-) -> None:
-    """Record how the run ended."""
-    reason, service = None, None
+def record_end(store: RunStore, record: RunRecord, error: BaseException | None = None) -> RunRecord:
+    """Record how an attempt ended, judge the run, and settle what it has cost.
+
+    Args:
+        store: The runs of this home.
+        record: The run as it was when the attempt began.
+        error: What has ended the attempt; None if all steps are made.
+    """
+    cause, sentence = find_end(store, record, error)
+    newest = store.load(record.run_id)
+    is_stopped = CAUSES[cause].status == "stopped"
+    ended = end_run(
+        store,
+        newest,
+        cause,
+        sentence and redact(sentence),
+        service=error.details.get("service") if isinstance(error, LachesisError) else None,
+        unsaved_steps=_describe_unsaved_steps(store.dir(record.run_id), newest)
+        if is_stopped
+        else None,
+        by_flow=True,
+    )
+    if ended.end_cause is EndCause.SUSPENDED:  # A person wants it to wait.
+        ended = store.update(record.run_id, resume_requested=False)
+    settle_run(store, ended)
+    return judge_ended_run(store, ended)
+
+
+def find_end(
+    store: RunStore, record: RunRecord, error: BaseException | None
+) -> tuple[EndCause, str | None]:
+    """Return why an attempt has ended, and that as a sentence if more is known than the cause."""
+    if error is None:
+        return EndCause.COMPLETED, None
+    if isinstance(error, StopRequested | FlowRunLostError):
+        return error.cause, str(error)
+    if isinstance(error, Pause):  # Tasks of Prefect raise it when they see a suspension.
+        return EndCause.SUSPENDED, None
+    if find_termination_signal(error):
+        return find_cause_of_signal(), None
     if isinstance(error, SystemExit):  # Logging to a runner that is gone raises it.
-        reason = RUNNER_GONE
-    elif error is not None:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, LachesisError):
-            reason, service = str(error), error.details.get("service")
-        reason = redact(reason)
-    record = store.load(run_id)
-    if status == "stopped":
-        reason = _describe_stop(store, record)
-    # A second signal may have come before the exit codes were recorded.
-    services = mark_services_exited(record.services)
-    changes = {
-        "status": status,
-        "phase": status,
-        "error": reason,
-        "failed_service": service,
-        **make_end_fields(record),
-    }
-    settle_run(store, store.update(run_id, **changes, services=services))
-    record_final_judgement(store, run_id)
+        return EndCause.SERVE_LOST, None
+    if stop_reason := find_server_stop(store, record, error):
+        return EndCause.SERVER, stop_reason
+    if isinstance(error, InvalidGroupsError):
+        return EndCause.INVALID_GROUPS, str(error)
+    if isinstance(error, ValidationMissingError):
+        return EndCause.NOT_VALIDATED, str(error)
+    if isinstance(error, LachesisError):
+        return EndCause.FAILED, str(error)
+    return EndCause.FAILED, f"{type(error).__name__}: {error}"
 
 
-def make_end_fields(record: RunRecord) -> dict[str, Any]:
-    """Return the fields of the record that change at the end of an attempt."""
-    return {"ended_at": now_iso(), "attempt_duration_s": get_attempt_duration_s(record)}
+def find_termination_signal(error: BaseException | None) -> TerminationSignal | None:
+    """Return the signal behind an error; if it arrives between Prefect's own steps, another error
+    is raised.
+    """
+    while error is not None and not isinstance(error, TerminationSignal):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def find_cause_of_signal() -> EndCause:
+    """Return why a signal has come for which nobody has written a reason into the record."""
+    try:
+        raise_if_stop_requested()
+    except StopRequested as request:
+        return request.cause
+    except FlowRunLostError:
+        pass
+    return EndCause.SIGNAL
 
 
 def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:

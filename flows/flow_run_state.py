@@ -16,17 +16,20 @@ from prefect.exceptions import Pause
 from lachesis.base.errors import LachesisError, ProcessExitedError, ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import describe_refusal
+from lachesis.runs.end_causes import CAUSES, EndCause
 from lachesis.supervision.stop_requests import StopRequested
 
 RUNNER_PID = os.getppid()
-# Why a run ends whose flow run is suspended: it stops with a checkpoint, as if it was cancelled.
-SUSPENDED = "suspended in Prefect; Retry on its page, or `lachesis resume`, goes on"
 # States of a flow run that was suspended and resumed since the last check: it waits for a process.
 RESUMED_STATES = frozenset({"SCHEDULED", "PENDING"})
-RUNNER_GONE = (
-    "the runner of this run was killed; start another one with `lachesis serve`, then `lachesis "
-    "resume` the run"
-)
+
+
+class FlowRunLostError(ProcessExitedError):
+    """Nobody waits for the end of this flow run any more, so its attempt ends as failed."""
+
+    def __init__(self, cause: EndCause, sentence: str) -> None:
+        super().__init__(sentence)
+        self.cause = cause
 
 
 def make_refusal(error: LachesisError) -> State[Any]:
@@ -68,11 +71,11 @@ def raise_if_stop_requested() -> None:
 
     Raises:
         StopRequested: Somebody wants the run to end.
-        ProcessExitedError: The runner is gone, or Prefect has given the flow run up.
+        FlowRunLostError: The runner is gone, or Prefect has given the flow run up.
     """
     # A process whose parent has died is adopted by another one.
     if os.getppid() != RUNNER_PID:
-        raise ProcessExitedError(RUNNER_GONE)
+        raise FlowRunLostError(EndCause.SERVE_LOST, CAUSES[EndCause.SERVE_LOST].sentence)
     flow_run_id = runtime.flow_run.id
     if flow_run_id is None:
         return
@@ -82,12 +85,14 @@ def raise_if_stop_requested() -> None:
     except ServerDownError:
         return
     if state == "PAUSED" or state in RESUMED_STATES:
-        raise StopRequested(SUSPENDED)
+        # It stops with a checkpoint, as if it was cancelled.
+        raise StopRequested(EndCause.SUSPENDED)
     # A person may have set another state by hand; the flow itself completes only at its end.
     if state in ("CANCELLING", "CANCELLED", "COMPLETED"):
-        raise StopRequested(f"marked as {state.lower()} in Prefect")
+        raise StopRequested(EndCause.PREFECT, f"marked as {state.lower()} in Prefect")
     if state in ("CRASHED", "FAILED"):
-        raise ProcessExitedError(
+        raise FlowRunLostError(
+            EndCause.FLOW_LOST,
             f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` "
-            "continues the run"
+            "continues the run",
         )

@@ -11,19 +11,17 @@ from typing import Any
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause, TerminationSignal
+from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 
 from flows.attempts import (
     begin_attempt,
     end_stray_processes,
-    find_server_stop,
-    make_end_fields,
+    find_termination_signal,
     record_end,
     record_exits,
 )
 from flows.flow_run_state import (
-    SUSPENDED,
     end_flow_run,
     make_refusal,
     raise_if_stop_requested,
@@ -35,16 +33,17 @@ from lachesis.inference_tests.required_test import require_validation
 from lachesis.inference_tests.store import InferenceTestStore
 from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
+from lachesis.runs.end_causes import CAUSES, EndCause
+from lachesis.runs.ending import find_end_cause
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
-from lachesis.spending.ledger import settle_run
 from lachesis.supervision import process_marks
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.serve_model import build_tiny_model, is_missing_tiny_model
-from lachesis.supervision.stop_requests import StopCheck, StopRequested
+from lachesis.supervision.stop_requests import StopCheck
 from lachesis.supervision.training_run import TrainingRun
-from tasks.progress import TrainingProgress, publish_report, record_final_judgement
+from tasks.progress import TrainingProgress, publish_report
 from tasks.run_as_task import run_as_task
 
 # How long a resumed run waits until the services of the previous attempt have ended.
@@ -107,40 +106,24 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
     try:
         StopCheck(store, run_id, raise_if_stop_requested).check()
         _require_validation(store, record)
-        phase = _run_services(store, record, lock_fd)
-    except Pause:  # Tasks of Prefect raise it when they see a suspension.
-        return _end_stopped(store, run_id, SUSPENDED)
-    except StopRequested as request:
-        return _end_stopped(store, run_id, str(request))
+        _run_services(store, record, lock_fd)
     # Also SystemExit, which Prefect's logging raises when the runner is gone.
     except BaseException as error:
+        ended = record_end(store, record, error)
         if termination_signal := find_termination_signal(error):
-            record_end(store, run_id, "stopped")
             raise termination_signal from None
-        if stop_reason := find_server_stop(store, record, error):
-            store.update(run_id, stop_reason=stop_reason)
-            record_end(store, run_id, "stopped")
-            return end_flow_run(Cancelled(message=f"stopped: {stop_reason}"))
-        record_end(store, run_id, "failed", error)
+        if CAUSES[find_end_cause(ended)].status == "stopped":
+            # A suspended flow run is overruled, because no process waits to be resumed.
+            return end_flow_run(
+                Cancelled(message=f"stopped: {ended.stop_reason}"),
+                force=ended.end_cause is EndCause.SUSPENDED,
+            )
         return _fail(error)
-    record = store.load(run_id)
-    record = store.update(run_id, status="completed", phase=phase, **make_end_fields(record))
-    settle_run(store, record)
-    record_final_judgement(store, run_id)
+    record_end(store, record)
     # The run may have been suspended after its last step; nothing is left to resume then.
     with contextlib.suppress(Pause):
         publish_report(store, run_id)
     return None
-
-
-def _end_stopped(store: RunStore, run_id: str, request: str) -> State[Any]:
-    """Record that a run was stopped on request, unless it had another reason to end before."""
-    if request == SUSPENDED and store.load(run_id).stop_reason is None:
-        store.update(run_id, stop_reason=SUSPENDED, resume_requested=False)
-    record_end(store, run_id, "stopped")
-    message = f"stopped: {store.load(run_id).stop_reason or request}"
-    # A suspended flow run is overruled, because no process waits to be resumed.
-    return end_flow_run(Cancelled(message=message), force=request == SUSPENDED)
 
 
 def _fail(error: BaseException) -> State[Any]:
@@ -170,17 +153,8 @@ def _require_validation(store: RunStore, record: RunRecord) -> None:
         require_validation(tests, config, record.environment_files, record.set_fields)
 
 
-def find_termination_signal(error: BaseException | None) -> TerminationSignal | None:
-    """Return the signal behind an error; if it arrives between Prefect's own steps, another error
-    is raised.
-    """
-    while error is not None and not isinstance(error, TerminationSignal):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
-    """Run the services from the first process to the last, and return how the run ended."""
+def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> None:
+    """Run the services from the first process to the last, until all steps are made."""
     folder = store.dir(record.run_id)
     if is_missing_tiny_model(record.base_model, store.home):
         store.update(record.run_id, phase="building the tiny model")
@@ -200,9 +174,8 @@ def _run_services(store: RunStore, record: RunRecord, lock_fd: int) -> str:
         )
         try:
             training_run.start()
-            phase = training_run.supervise()
+            training_run.supervise()
             progress.finish()
-            return phase
         finally:
             _ignore_sigterm()
             try:

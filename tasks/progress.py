@@ -17,7 +17,6 @@ from lachesis.inference_tests.results import read_samples
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.monitor import artifacts
 from lachesis.monitor.prefect_artifacts import OVERVIEW_KIND, make_overview_key
-from lachesis.monitor.run_health import judge_ended_run
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.folder import RunDir
@@ -117,11 +116,6 @@ def publish_validation(
         publish_page_link(tests.home, f"tests/{test.test_id}", flow_run_id)
     except ServerDownError as error:
         log.warning("the validation was not published: %s", error)
-
-
-def record_final_judgement(store: RunStore, run_id: str) -> None:
-    """Write the judgement of a run that has just ended into its record; no server is needed."""
-    judge_ended_run(store, store.load(run_id))
 
 
 @task(task_run_name="write report", cache_policy=NO_CACHE)

@@ -295,7 +295,7 @@ class AgentSession:
 
     def stop(self, run_id: str) -> schemas.StopAnswer:
         """Ask a run to save a checkpoint and end."""
-        answer = stop_run(self.store, run_id)
+        answer = stop_run(self.store, run_id, by_agent=True)
         self._forget_last_report(run_id)
         return schemas.StopAnswer(**answer)
 

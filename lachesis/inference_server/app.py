@@ -125,7 +125,6 @@ def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig)
             "since": state.waiting_since,
             "spent": state.get_spent(),
             "pause": state.get_pause(),
-            "over_budget": state.describe_exceeded_budget(config.limits),
             "usage": state.usage.to_json(),
             "total_steps": config.env.total_steps,
             "groups": state.groups,

@@ -15,6 +15,7 @@ from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.inference_tests import required_test
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.launch.resolve import ResolvedLaunch, ResolvedTest, uses_checked_server
+from lachesis.runs.host_clock import make_host_fields
 from lachesis.runs.provenance import write_provenance
 from lachesis.runs.record import AdditionalEnvironment, RunRecord
 from lachesis.runs.store import RunStore
@@ -100,6 +101,7 @@ def make_run_record(launch: ResolvedLaunch, run_id: str, tests: InferenceTestSto
         wandb_run_name=f"{environment.name}-{run_id}",
         forked_from=launch.fork_source and launch.fork_source.name,
         starts_from_base=launch.starts_from_base,
+        **make_host_fields(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lachesis.base.errors import RunStateError, StorageError
@@ -16,6 +17,7 @@ from lachesis.config.profiles import check_profile
 from lachesis.config.run_config import RunConfig
 from lachesis.launch.choose_model import KeyNames
 from lachesis.runs.folder import RunDir
+from lachesis.runs.host_clock import make_host_fields
 from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending import agent_limits
@@ -34,7 +36,10 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "status": "pending",
         "phase": "queued",
         "error": None,
+        "stop_cause": None,
         "stop_reason": None,
+        "end_cause": None,
+        "is_end_handled": False,
         "resume_requested": False,
         "resumed": None,
         "health": None,
@@ -45,6 +50,7 @@ def make_next_attempt_changes(record: RunRecord) -> dict[str, Any]:
         "earlier_hours": record.earlier_hours
         + (get_attempt_duration_s(record) / 3600 if record.has_ended else 0.0),
         "began_monotonic_s": None,
+        **make_host_fields(),
         "boot_id": None,
         "attempt_duration_s": None,
         "queued_at": now_iso(),
@@ -191,9 +197,7 @@ def begin_next_attempt(
         ledger.promise_run(store, next_record, run_config.limits.max_cost_usd)
         try:
             if config is not None:
-                with storage_errors(config_file):
-                    make_private_folder(config_file.parent)
-                write_private(config_file, config.to_yaml())
+                _write_config(config_file, config)
             run_dir.stop_file.unlink(missing_ok=True)
             queued_record = store.update(record.run_id, **attempt_changes)
         except StorageError:
@@ -201,6 +205,13 @@ def begin_next_attempt(
             ledger.withdraw(next_record.submission_key)
             raise
     return queued_record, record.model_dump(include=set(attempt_changes))
+
+
+def _write_config(file: Path, config: RunConfig) -> None:
+    """Write the configuration of an attempt before anybody can begin the attempt."""
+    with storage_errors(file):
+        make_private_folder(file.parent)
+    write_private(file, config.to_yaml())
 
 
 def undo_attempt(store: RunStore, queued_record: RunRecord, former_fields: Json) -> None:

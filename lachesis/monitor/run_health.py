@@ -30,6 +30,7 @@ from lachesis.monitor.observe import Observation, observe_files
 from lachesis.monitor.run_history import RunFacts, RunHealth, Step
 from lachesis.monitor.stalls import Stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory, update_trend
+from lachesis.runs.ending import is_elsewhere
 from lachesis.runs.held_out_results import find_newest_result
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -64,6 +65,14 @@ def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHea
     )
 
 
+def read_final_judgement(record: RunRecord) -> RunHealth | None:
+    """Return the judgement of a run that has ended, which is made once, or None before it."""
+    health = record.health or {}
+    if not record.has_ended or not health.get("final"):
+        return None
+    return RunHealth.model_validate({name: health[name] for name in RunHealth.model_fields})
+
+
 def select_judged_steps(observation: Observation) -> list[Step]:
     """Return the steps that a judgement considers.
 
@@ -84,10 +93,13 @@ def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
 
     An error while judging or writing is logged and the record is returned unchanged.
     """
-    if not record.has_ended or (record.health or {}).get("final"):
+    if not record.has_ended or read_final_judgement(record):
         return record
     try:
-        health = _judge_files(store, record, should_save=True)
+        should_save = not is_elsewhere(record)
+        health = _judge_files(store, record, should_save=should_save)
+        if not should_save:
+            return record.model_copy(update={"health": health})
         return store.update(record.run_id, if_attempt=record.attempt, health=health)
     except Exception as error:  # neither a full disk nor a damaged file may hide the run
         log.warning("run %s was not judged at its end: %s", record.run_id, error)

@@ -18,23 +18,29 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.monitor.observe import Observation, observe_runs
 from lachesis.monitor.prefect_artifacts import Publisher
-from lachesis.monitor.run_health import build_health_entry, judge_observation
+from lachesis.monitor.run_health import (
+    build_health_entry,
+    judge_observation,
+    read_final_judgement,
+)
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
 from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import get_run_url, resubmit_run
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import has_crashed, is_elsewhere
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.spending.budgets import compute_budget_shares, find_exceeded_budget
+from lachesis.spending.budgets import compute_budget_shares
 from lachesis.supervision import leftovers, process_marks
 
 log = logging.getLogger("lachesis.monitor")
 # Automatic resumes of a run that stalls repeatedly; after that it is stopped.
 MAX_AUTO_RESUMES = 3
-# Seconds for which a run is watched after its end, for its last report and for leftover processes.
+# Seconds after the end of a run for which its last report is tried again.
 WATCH_AFTER_END_S = 900.0
 # Seconds between wall clock and monotonic clock from which the clock was set or the host was
 # asleep.
@@ -56,6 +62,8 @@ class WatchedRun:
     messages: list[str] = field(default_factory=list)
     """What this tick did about the run, or could not do."""
     is_published: bool = False
+    has_acted: bool = False
+    """Whether this tick could do what the policies of the run ask for."""
 
     @property
     def record(self) -> RunRecord:
@@ -87,6 +95,7 @@ class Monitor:
         for watched in watched_runs:
             try:
                 self._apply_policies(watched)
+                watched.has_acted = True
             except Exception as error:
                 watched.messages.append(f"not done: {error}")
         try:
@@ -94,18 +103,23 @@ class Monitor:
         except Exception as error:
             log.warning("not everything was published: %s", error)
         for watched in watched_runs:
-            is_over = (
-                watched.record.has_ended
-                and not watched.record.resume_requested
-                and not watched.observation.run_dir.is_alive()
-            )
-            watched.memory.is_complete = is_over and (
-                watched.is_published or watched.record.flow_run_id is None
-            )
+            self._note_handled_end(watched)
             self._save_memory(watched)
             for message in watched.messages:
                 log.info("run %s: %s", watched.record.run_id, message)
         return watched_runs
+
+    def _note_handled_end(self, watched: WatchedRun) -> None:
+        """Record that nothing is left to do about a run that has ended, if that is so."""
+        record = watched.record
+        is_over = (
+            record.has_ended
+            and not record.resume_requested
+            and not watched.observation.run_dir.is_alive()
+        )
+        is_told = watched.is_published or not self._may_publish(record)
+        if is_over and is_told and watched.has_acted:
+            self.store.update(record.run_id, if_attempt=record.attempt, is_end_handled=True)
 
     def _judge_all(self, records: list[RunRecord]) -> list[WatchedRun]:
         watched_runs = []
@@ -132,13 +146,19 @@ class Monitor:
         return watched.record
 
     def _should_watch(self, record: RunRecord) -> bool:
+        if is_elsewhere(record):  # Its own host watches it.
+            return False
         if not record.has_ended:
             return record.status != "pending"
-        is_recent = (
-            record.ended_at is not None and seconds_between(record.ended_at) < WATCH_AFTER_END_S
-        )
-        return record.resume_requested or (
-            is_recent and not load_memory(self.store.dir(record.run_id)).is_complete
+        # However long ago it has ended: nobody may have looked since, as with a laptop that slept.
+        return record.resume_requested or not record.is_end_handled
+
+    def _may_publish(self, record: RunRecord) -> bool:
+        """Return whether the last report of an ended run may still reach its flow run."""
+        return (
+            record.flow_run_id is not None
+            and record.ended_at is not None
+            and seconds_between(record.ended_at) < WATCH_AFTER_END_S
         )
 
     # --- judge
@@ -158,7 +178,7 @@ class Monitor:
                 for name in silent_services
             }
         stall = find_stall(observation, memory.silent_since, has_clock_changed=has_clock_changed)
-        health = judge_observation(observation, memory)
+        health = read_final_judgement(observation.record) or judge_observation(observation, memory)
         messages = [observation.problem] if observation.problem else []
         return WatchedRun(
             observation,
@@ -174,37 +194,30 @@ class Monitor:
     def _apply_policies(self, watched: WatchedRun) -> None:
         record, observation = watched.record, watched.observation
         if record.has_ended:
-            has_crashed = (
-                record.status == "failed"
-                and record.healthy_at is not None
-                and record.stop_reason is None
-            )
             should_resume = (
-                has_crashed
+                has_crashed(record)
                 and observation.limits.on_crash == "resume"
                 and record.auto_resumes < MAX_AUTO_RESUMES
             )
             if record.resume_requested or should_resume:
                 self._resume_run(watched)
         elif record.status == "running":
-            exceeded_budget = find_exceeded_budget(observation.limits, observation.budget_usage)
-            if exceeded_budget:
-                self._request_stop(watched, exceeded_budget)
-            elif watched.stall:
+            if watched.stall:
                 self._apply_stall_policy(watched, watched.stall)
             elif (
                 watched.health.word == "broken" and observation.limits.on_learning_failure == "stop"
             ):
-                self._request_stop(watched, f"learning is broken: {watched.health.evidence[0]}")
+                sentence = f"learning is broken: {watched.health.evidence[0]}"
+                self._request_stop(watched, EndCause.BROKEN_LEARNING, sentence)
         elif record.status == "stopping":
             self._end_stuck_processes(watched)
         self._emit_changes(watched)
         self._write_health(watched)
 
     def _request_stop(
-        self, watched: WatchedRun, reason: str, *, should_resume: bool = False
+        self, watched: WatchedRun, cause: EndCause, reason: str, *, should_resume: bool = False
     ) -> None:
-        stop.cancel_run(self.store, watched.record, reason)
+        stop.cancel_run(self.store, watched.record, cause, reason)
         # set afterwards: a run whose stop was not requested must not be resumed later
         if should_resume:
             self.store.update(watched.record.run_id, resume_requested=True)
@@ -221,9 +234,9 @@ class Monitor:
         if policy == "stop" or (
             policy == "resume" and watched.record.auto_resumes >= MAX_AUTO_RESUMES
         ):
-            self._request_stop(watched, reason)
+            self._request_stop(watched, EndCause.STALLED, reason)
         elif policy == "resume":
-            self._request_stop(watched, reason, should_resume=True)
+            self._request_stop(watched, EndCause.STALLED, reason, should_resume=True)
 
     def _resume_run(self, watched: WatchedRun) -> None:
         record = watched.record
@@ -332,8 +345,10 @@ class Monitor:
             )
 
     def _write_health(self, watched: WatchedRun) -> None:
-        entry = build_health_entry(watched.observation, watched.health, watched.stall)
         record = watched.record
+        if read_final_judgement(record):
+            return
+        entry = build_health_entry(watched.observation, watched.health, watched.stall)
         # It holds what others have changed since, such as tags.
         watched.observation.record = self.store.update(
             record.run_id, if_attempt=record.attempt, health=entry

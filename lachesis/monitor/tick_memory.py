@@ -47,10 +47,6 @@ class MonitorMemory(BaseModel):
     """
     artifacts: dict[str, str] = {}
     published_at: float = 0.0
-    is_complete: bool = False
-    """Whether the run has ended, its last report is published, and nothing of it is left to clean
-    up.
-    """
 
 
 def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemory:

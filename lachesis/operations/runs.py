@@ -19,6 +19,8 @@ from lachesis.prefect_client.submit import find_queue_position, get_run_url
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_schemas import RunResults, RunStatus
 from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run, has_crashed, is_lost_elsewhere
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.names_and_tags import edit_labels
 from lachesis.runs.record import RunRecord
@@ -148,32 +150,37 @@ def resume_run(
     )
 
 
-def stop_run(store: RunStore, run_id: str, *, now: bool = False) -> Json:
+def stop_run(store: RunStore, run_id: str, *, now: bool = False, by_agent: bool = False) -> Json:
     """Ask the run to save a checkpoint and end, and return at once.
 
-    With `now`, its processes are ended without a checkpoint, which also ends a stop that takes too
-    long.
+    Args:
+        store: The runs of the home.
+        run_id: The run.
+        now: Whether its processes are ended without a checkpoint, which also ends a stop that takes
+            too long.
+        by_agent: Whether an agent asks, and no person.
     """
     record = get_run(store, run_id)
-    # otherwise the monitor would resume it
-    if record.resume_requested or (record.status == "failed" and not record.stop_reason):
-        reason = record.stop_reason or stop.STOPPED_BY_USER
-        store.update(run_id, resume_requested=False, stop_reason=reason)
+    # Otherwise the monitor would resume it.
+    if record.resume_requested or has_crashed(record):
+        store.update(run_id, resume_requested=False, is_end_handled=record.has_ended)
+    if is_lost_elsewhere(store.dir(run_id), record):
+        record = end_run(
+            store, record, EndCause.HOST_LOST, f"it was begun on {record.host_name}, and ended here"
+        )
     if record.has_ended:
-        return {
-            "message": f"run {run_id} is not running and will not be resumed",
-            "run_id": run_id,
-            "status": record.status,
-        }
+        return _answer(record, "is not running and will not be resumed")
     if now:
         write_private(store.dir(run_id).stop_now_file, "")
-    stop.cancel_run(store, record)
+    stop.cancel_run(store, record, EndCause.AGENT if by_agent else EndCause.PERSON)
     record = get_run(store, run_id)
-    if record.has_ended:  # A short run may end meanwhile, and by itself.
-        message = f"run {run_id} is {record.status}"
-    else:
-        message = f"run {run_id} is being stopped"
-    return {"message": message, "run_id": run_id, "status": record.status}
+    # A short run may end meanwhile, and by itself.
+    return _answer(record, f"is {record.status}" if record.has_ended else "is being stopped")
+
+
+def _answer(record: RunRecord, state: str) -> Json:
+    message = f"run {record.run_id} {state}"
+    return {"message": message, "run_id": record.run_id, "status": record.status}
 
 
 def wait_for_end(store: RunStore, run_id: str, timeout_s: float = STOP_TIMEOUT_S) -> RunRecord:

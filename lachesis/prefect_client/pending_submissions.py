@@ -16,6 +16,8 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
 from lachesis.prefect_client.api_requests import was_refused
 from lachesis.prefect_client.submit import submit_run, submit_test
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run, is_elsewhere
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
@@ -45,16 +47,17 @@ def send_all(store: RunStore) -> None:
 
 
 def send_run(store: RunStore, record: RunRecord) -> RunRecord:
-    """Send a run again if it is a pending submission, and return its record."""
-    if record.status != "pending" or record.flow_run_id is not None:
+    """Send a run again if it is a pending submission, and return its record.
+
+    In a home that was copied to another host it is not sent a second time.
+    """
+    if record.status != "pending" or record.flow_run_id is not None or is_elsewhere(record):
         return record
     return _send(
         record,
         record.queued_at,
         submit=lambda: submit_run(store, record),
-        fail=lambda reason: store.mark_ended(
-            record.run_id, "failed", reason, if_attempt=record.attempt
-        ),
+        fail=lambda reason: end_run(store, record, EndCause.NEVER_SUBMITTED, reason),
     )
 
 

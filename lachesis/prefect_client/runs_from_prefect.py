@@ -48,7 +48,9 @@ from lachesis.prefect_client.submit import (
     list_test_tags,
     make_test_title,
 )
-from lachesis.runs.record import SKIPPED, RunRecord
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
+from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.ledger import has_had_run
 
@@ -120,8 +122,7 @@ def _create_run(
     _name_flow_run(flow_run_id, record.title, list_tags(record))
     if living:
         reason = _describe_skip(living)
-        store.update(record.run_id, stop_reason=reason)
-        store.mark_ended(record.run_id, "stopped", reason)
+        end_run(store, record, EndCause.SKIPPED, reason)
         raise RunSkippedError(reason)
     return record
 
@@ -196,14 +197,14 @@ def _find_living_run(store: RunStore, schedule: str) -> RunRecord | None:
     for record in refresh_runs(store, [record for record in runs if not record.has_ended])[0]:
         if not record.has_ended:
             reason = _describe_skip(record)
-            if runs[0].stop_reason == reason:
+            if runs[0].end_cause is EndCause.SKIPPED:
                 raise RunSkippedError(reason)
             return record
     return None
 
 
 def _describe_skip(living: RunRecord) -> str:
-    return f"{SKIPPED}run {living.run_id} of the schedule {living.schedule} still runs"
+    return f"skipped: run {living.run_id} of the schedule {living.schedule} still runs"
 
 
 def _name_flow_run(flow_run_id: str | None, name: str, tags: list[str]) -> None:

@@ -8,32 +8,38 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.files import write_private
 from lachesis.base.waiting import wait_until
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.runs.end_causes import CAUSES, EndCause
+from lachesis.runs.ending import end_run, request_stop, withdraw_stop
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
-STOPPED_BY_USER = "stopped by its user"
 
-
-def cancel_run(store: RunStore, record: RunRecord, reason: str = STOPPED_BY_USER) -> None:
+def cancel_run(
+    store: RunStore,
+    record: RunRecord,
+    cause: EndCause = EndCause.PERSON,
+    sentence: str | None = None,
+) -> None:
     """Ask the run to save a checkpoint and end; an earlier reason is kept.
 
-    Without the server, a file in the run's folder has the same effect on a run that is alive.
+    Without the server, a file in the run's folder has the same effect on a run that is alive. The
+    `sentence` is the cause with what was seen of it.
 
     Raises:
         ServerDownError: The server does not respond, and no process of the run could be asked.
     """
-    if record.flow_run_id is None:
-        store.update(record.run_id, stop_reason=reason)  # It may be being submitted right now.
-        store.mark_ended(record.run_id, "stopped")
+    requested = request_stop(store, record.run_id, cause, sentence)
+    reason = requested.stop_reason or CAUSES[cause].sentence
+    if record.flow_run_id is None:  # It may be being submitted right now.
+        end_run(store, record, cause, sentence)
         _cancel_unknown_flow_run(record, reason)
         return
-    if record.stop_reason is None:
-        store.update(record.run_id, stop_reason=reason)
     try:
         PrefectApi().cancel(record.flow_run_id, reason)
     except ServerDownError:
         if not store.dir(record.run_id).is_alive():
-            store.update(record.run_id, stop_reason=record.stop_reason)  # The request failed.
+            if record.stop_cause is None:
+                withdraw_stop(store, record.run_id, cause)
             raise
         write_private(store.dir(record.run_id).stop_file, "")
 

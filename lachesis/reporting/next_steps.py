@@ -14,11 +14,12 @@ from typing import Any
 from lachesis.base.errors import LachesisError
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.environment_catalog.lookup import get_name_or_file
+from lachesis.runs.end_causes import CAUSES
+from lachesis.runs.ending import find_end_cause
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import read_effective_config
 from lachesis.spending.budgets import find_exceeded_limit, read_budget_usage
-from lachesis.supervision.invalid_groups import ALL_INVALID
 
 # Next steps as shell commands. Another user interface has its own texts for the same keys.
 NEXT_STEP_COMMANDS = {
@@ -81,8 +82,9 @@ def _choose_service(record: RunRecord) -> str:
 
 def _choose_resume(record: RunRecord, run_dir: RunDir) -> tuple[str, dict[str, str]]:
     """Return the key of the step that lets an ended run go on, or an empty one, and its values."""
-    if record.stop_reason == ALL_INVALID:
-        return "check", {}
+    next_step = CAUSES[find_end_cause(record)].next_step
+    if next_step in ("check", ""):
+        return next_step, {}
     try:
         Checkpoints(run_dir.checkpoints).find_resumable()
         limits = read_effective_config(run_dir).limits

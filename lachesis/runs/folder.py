@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import IO
 
 from lachesis.base.errors import RunStateError
 from lachesis.base.files import open_owner_only, storage_errors
+
+# A run that lives notes it more often than this.
+SIGN_OF_LIFE_S = 60.0
 
 
 class RunDir:
@@ -122,6 +126,20 @@ class RunDir:
         try:
             with open(self.lock) as lock:
                 return not try_lock(lock, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+        except OSError:  # A file system that cannot tell: nobody must be taken for dead.
+            return True
+
+    def show_life(self) -> None:
+        """Note that a process of the run has just been alive, for when the host was restarted."""
+        with contextlib.suppress(OSError):
+            os.utime(self.lock)
+
+    def was_alive_lately(self) -> bool:
+        """Return whether a process of the run has shown life in the last minute."""
+        try:
+            return abs(time.time() - self.lock.stat().st_mtime) < SIGN_OF_LIFE_S
         except OSError:
             return False
 

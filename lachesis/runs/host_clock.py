@@ -7,13 +7,17 @@ belongs to.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+MACHINE_ID_FILE = Path("/etc/machine-id")
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 # Hosts without a boot id identify a boot by its start time, which moves a little when the clock is
 # corrected.
@@ -43,6 +47,23 @@ def read_boot_id() -> str:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:  # not Linux
         return f"{_BOOT_TIME_PREFIX}{psutil.boot_time():.0f}"
+
+
+def read_host_id() -> str:
+    """Return the identity of this host, which a restart does not change: that of its installation,
+    or else the address of its network card, or its name.
+    """
+    with contextlib.suppress(OSError):
+        if machine_id := MACHINE_ID_FILE.read_text().strip():
+            return machine_id
+    address = uuid.getnode()
+    is_made_up = bool(address >> 40 & 1)
+    return socket.gethostname() if is_made_up else f"{address:012x}"
+
+
+def make_host_fields() -> dict[str, str]:
+    """Return the fields of a record that say on which host an attempt is made."""
+    return {"host_id": read_host_id(), "host_name": socket.gethostname()}
 
 
 def is_same_boot(first: str, second: str) -> bool:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lachesis.base.timestamps import IsoTime, iso_to_unix_s, now_iso, seconds_between
 from lachesis.config.launch_spec import LaunchSpec
+from lachesis.runs.end_causes import EndCause
 from lachesis.runs.host_clock import ClockReading, is_same_boot, read_clocks
 
 RunStatusName = Literal[
@@ -48,12 +49,11 @@ class PastAttempt(BaseModel):
     last_step: int | None
     """The step of its last judgement; None if it was never judged."""
     status: str
+    cause: EndCause | None = None
     reason: str | None
     """Why it ended, if it did not complete."""
-
-
-# How the stop reason of a scheduled run begins that was skipped.
-SKIPPED = "skipped: "
+    has_been_healthy: bool = False
+    """Whether all of its services were ready."""
 
 
 class RunRecord(BaseModel):
@@ -96,8 +96,14 @@ class RunRecord(BaseModel):
     status: RunStatusName = "pending"
     phase: str = "queued"
     error: str | None = None
-    stop_reason: str | None = None
+    stop_cause: EndCause | None = None
     """Why the run was asked to end; set before it ends."""
+    stop_reason: str | None = None
+    """That cause as a sentence."""
+    end_cause: EndCause | None = None
+    """Why this attempt has ended; only `lachesis.runs.ending` sets it."""
+    is_end_handled: bool = False
+    """Whether the monitor has acted on the end, and nothing of it is left to do."""
     resume_requested: bool = False
     """Whether the monitor resumes the run once it has ended."""
     auto_resumes: int = 0
@@ -117,6 +123,10 @@ class RunRecord(BaseModel):
     ended_at: IsoTime | None = None
     began_monotonic_s: float | None = None
     """The host's monotonic clock when this attempt began; setting the time does not change it."""
+    host_id: str | None = None
+    """The host on which this attempt was made; see `lachesis.runs.host_clock`."""
+    host_name: str | None = None
+    """The name of that host, for a person."""
     boot_id: str | None = None
     """The boot of the host that `began_monotonic_s` belongs to."""
     attempt_duration_s: float | None = None
@@ -169,6 +179,13 @@ class RunRecord(BaseModel):
         return self.status in END_STATUSES
 
     @property
+    def has_been_healthy(self) -> bool:
+        """Return whether all services were ready in this attempt or an earlier one."""
+        return self.healthy_at is not None or any(
+            past.has_been_healthy for past in self.past_attempts
+        )
+
+    @property
     def attempt_start_unix_s(self) -> float:
         """Return when this attempt began, or was queued if it has not begun, in seconds since the
         epoch.
@@ -190,7 +207,7 @@ class RunRecord(BaseModel):
     @property
     def evidence(self) -> str | None:
         """Return the first evidence of that judgement; for a skipped run, why it was skipped."""
-        if (self.stop_reason or "").startswith(SKIPPED):
+        if self.end_cause is EndCause.SKIPPED:
             return self.stop_reason
         evidence = (self.health or {}).get("evidence")
         if isinstance(evidence, list) and evidence:
@@ -237,7 +254,9 @@ def describe_attempt(record: RunRecord) -> PastAttempt:
         first_step=int((record.resumed or {}).get("step") or 0) + 1,
         last_step=(record.health or {}).get("step"),
         status=record.status,
+        cause=record.end_cause,
         reason=reason.splitlines()[0] if reason else None,
+        has_been_healthy=record.healthy_at is not None,
     )
 
 

@@ -11,24 +11,18 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownRunError, shorten
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
-from lachesis.base.timestamps import now_iso
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import (
     RunRecord,
-    RunStatusName,
     ServiceRecord,
-    get_attempt_duration_s,
-    mark_services_exited,
 )
 
 # A record is written in milliseconds; a process that holds it longer has been stopped.
@@ -160,54 +154,6 @@ class RunStore:
                 record = RunRecord.model_validate({**record.model_dump(), **changes})
                 self._write(record)
         return record
-
-    def mark_ended(
-        self,
-        run_id: str,
-        status: RunStatusName,
-        error: str | None = None,
-        *,
-        if_attempt: int | None = None,
-    ) -> RunRecord:
-        """Record how a run ended whose flow can no longer do it, because no process of it is alive.
-
-        An end that the flow has written meanwhile is kept, and so is any attempt other than
-        `if_attempt`.
-        """
-        with self._lock_record(run_id):
-            record = self.load(run_id)
-            if record.has_ended or if_attempt not in (None, record.attempt):
-                return record
-            end_fields: dict[str, Any] = {
-                "status": status,
-                "phase": status,
-                "error": error,
-                "ended_at": now_iso(),
-            }
-            end_fields |= {
-                "services": mark_services_exited(record.services),
-                "attempt_duration_s": self._estimate_attempt_s(record),
-            }
-            record = record.model_copy(update=end_fields)
-            self._write(record)
-        return record
-
-    def _estimate_attempt_s(self, record: RunRecord) -> float:
-        """Return how long an attempt lasted whose end was not recorded: until its last write to a
-        file.
-
-        The host may have been switched off since.
-        """
-        # Files tell the time of the last sign of life; the record's own times are older.
-        write_times = [0.0]
-        for file in (self.dir(record.run_id).metrics, self.dir(record.run_id).record):
-            with contextlib.suppress(OSError):
-                write_times.append(file.stat().st_mtime)
-        if record.started_at:
-            started_at = datetime.fromisoformat(record.started_at).timestamp()
-        else:
-            started_at = 0.0
-        return max(0.0, min(get_attempt_duration_s(record), max(write_times) - started_at))
 
     def update_services(
         self, run_id: str, services: Mapping[str, Mapping[str, object]], **changes: object

@@ -112,12 +112,6 @@ def find_exceeded_limit(limits: LimitsSection, spent: BudgetUsage) -> Budget | N
     return None
 
 
-def find_exceeded_budget(limits: LimitsSection, spent: BudgetUsage) -> str | None:
-    """Describe the first budget that is used up, or return None."""
-    budget = find_exceeded_limit(limits, spent)
-    return budget.describe() if budget else None
-
-
 def compute_budget_shares(limits: LimitsSection, spent: BudgetUsage) -> dict[str, float]:
     """Return the used share of each budget, from 0 on; empty for a run without budgets."""
     return {

@@ -22,7 +22,6 @@ from lachesis.supervision.services.plan import ServicePlan
 # An environment is dead if its first groups, enough for this many batches, are all invalid.
 NUM_DEAD_BATCHES = 3
 # The stop reason of a run that ended because of that.
-ALL_INVALID = "all groups were invalid"
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,7 @@ class DeadEnvironmentDetector:
         """Find environments that are dead, and log and record each of them.
 
         Raises:
-            InvalidGroupsError: All of them are dead. The record then has a stop reason, so that no
-                policy resumes the run.
+            InvalidGroupsError: All of them are dead.
         """
         self.remember_usable()
         dead = [
@@ -150,11 +148,7 @@ class DeadEnvironmentDetector:
             for service in self.plan.environment_names
             if (dead_environment := self._find_dead(service))
         ]
-        try:
-            require_usable_groups(dead, len(self.plan.environment_names))
-        except InvalidGroupsError:
-            self.store.update(self.run_id, stop_reason=ALL_INVALID)
-            raise
+        require_usable_groups(dead, len(self.plan.environment_names))
         names = {environment.name for environment in dead}
         if names == self._reported_names:
             return

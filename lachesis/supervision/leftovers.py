@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from lachesis.base.api_keys import read_key
 from lachesis.checkpoints.manifests import ENGINE_FOLDER, Manifest
+from lachesis.runs.ending import is_elsewhere
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -61,7 +62,8 @@ def find_all_leftovers(store: RunStore) -> list[Leftover]:
         findings.append(_make_file_leftover(path))
     for record in store.all():
         run_dir = store.dir(record.run_id)
-        if not run_dir.is_alive():
+        lives_elsewhere = is_elsewhere(record) and not record.has_ended
+        if not run_dir.is_alive() and not lives_elsewhere:
             findings += find_run_leftovers(run_dir, record)
     return findings
 

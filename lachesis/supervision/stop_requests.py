@@ -10,13 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from lachesis.runs.end_causes import CAUSES, EndCause
 from lachesis.runs.store import RunStore
 
 CHECK_INTERVAL_S = 3.0
 
 
 class StopRequested(Exception):
-    """The run should end, with a checkpoint, as somebody has asked; this is no failure."""
+    """The run should end, with a checkpoint, as somebody has asked; this is no failure.
+
+    Args:
+        cause: Why.
+        sentence: The cause with what was seen of it.
+    """
+
+    def __init__(self, cause: EndCause, sentence: str | None = None) -> None:
+        super().__init__(sentence or CAUSES[cause].sentence)
+        self.cause, self.sentence = cause, str(self)
 
 
 class StopCheck:
@@ -36,8 +46,10 @@ class StopCheck:
     def check(self) -> None:
         """Raise StopRequested if the run should end; after that no service may start."""
         self._checked_at = time.monotonic()
+        self.store.dir(self.run_id).show_life()
         if self.store.dir(self.run_id).stop_file.exists():
-            raise StopRequested(self.store.load(self.run_id).stop_reason or "it was asked to stop")
+            record = self.store.load(self.run_id)
+            raise StopRequested(record.stop_cause or EndCause.PERSON, record.stop_reason)
         self.ask_stop()
 
     def check_now_and_then(self) -> None:

@@ -16,9 +16,10 @@ from lachesis.base.errors import ProcessExitedError
 from lachesis.base.timestamps import now_iso
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.profiles import adopt_profile_keys, check_profile
+from lachesis.runs.end_causes import EndCause
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
-from lachesis.spending.budgets import compute_budget_usage, find_exceeded_budget
+from lachesis.spending.budgets import compute_budget_usage, find_exceeded_limit
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.readiness import RunServices, ShowStep, fetch_trainer_health
 from lachesis.supervision.restarts import ServiceRestarter
@@ -63,6 +64,8 @@ class TrainingRun:
     ) -> None:
         self.store, self.record, self.group, self.run_id = store, record, group, record.run_id
         self.show_step, self.report = show_step, report
+        # What the trainer has last said that all attempts have used.
+        self.spent: dict[str, Any] = {}
         # The hashes of a large checkpoint may take minutes; until then the last check is recent.
         self.stop_check = StopCheck(store, record.run_id, ask_stop)
         self.folder = store.dir(record.run_id)
@@ -124,8 +127,8 @@ class TrainingRun:
             self.services.wait_until_ready(spec, on_poll=self.stop_check.check_now_and_then)
             self.stop_check.check()
 
-    def supervise(self) -> str:
-        """Supervise the services until the trainer has ended, and return how training ended.
+    def supervise(self) -> None:
+        """Supervise the services until the trainer has made all steps.
 
         The step `train` lasts until the last step is saved; held-out evaluations that are due then
         are a step of their own.
@@ -134,62 +137,59 @@ class TrainingRun:
             ProcessExitedError: A service has died and cannot be restarted.
             StopRequested: The run should end.
         """
-        ended = self.show_step("train", lambda: self._watch_training(until="evaluation"))
-        if ended is None:
+        if not self.show_step("train", lambda: self._watch_training(until="evaluation")):
             self.store.update(self.run_id, phase="evaluating")
-            ended = self.show_step("evaluate held-out items", self._watch_training)
-        return str(ended)
+            self.show_step("evaluate held-out items", self._watch_training)
 
-    def _watch_training(self, until: str = "") -> str | None:
-        """Return how training has ended, or None once the trainer waits for `until`."""
+    def _watch_training(self, until: str = "") -> bool:
+        """Return True once training has ended, or False once the trainer waits for `until`."""
         total, checked_at = self.plan.config.env.total_steps, time.monotonic()
-        progressed_at, last_step = time.monotonic(), -1
+        progressed_at = time.monotonic()
         while True:
             health: dict[str, Any] = self.group.call_unless_service_dies(self._ask_trainer, {})
-            step = int(health.get("step") or 0)
-            if step != last_step or any(map(self.group.is_running, self.env_ids)):
-                progressed_at, last_step = time.monotonic(), step
+            # Groups may be queued, and a step may take long: only waiting for rollouts counts.
+            if health.get("waiting_for") != "rollouts" or self._is_environment_running():
+                progressed_at = time.monotonic()
             if time.monotonic() - progressed_at > DRAIN_TIMEOUT_S:
-                return f"completed: the environment ended after {step} of {total} steps"
+                step = int(health.get("step") or 0)
+                sentence = f"its environments ended after {step} of {total} steps"
+                raise StopRequested(EndCause.NO_MORE_ITEMS, sentence)
             self._record_trainer_info(health)
             if health.get("phase") == "finished" or self._handle_exits():
                 self.report(total, total)
-                return "completed"
+                return True
             if until and health.get("waiting_for") == until:
-                return None
-            self._stop_if(health.get("over_budget"))
+                return False
+            self._check_budget()
             if time.monotonic() - checked_at > CHECK_INTERVAL_S:
                 checked_at = time.monotonic()
                 self._check_run()
             time.sleep(POLL_S)
 
+    def _is_environment_running(self) -> bool:
+        return any(map(self.group.is_running, self.env_ids))
+
     def _ask_trainer(self) -> dict[str, Any]:
         """Return what the trainer reports about itself, and report how far it is."""
         health = fetch_trainer_health(self.plan)
+        self.spent = health.get("spent") or self.spent
         self.report(int(health.get("step") or 0), self.plan.config.env.total_steps)
         return health
 
     def _check_run(self) -> None:
-        """Raise StopRequested if a budget is used up or the run should end."""
-        self._check_budget()
+        """Raise an error if no environment makes usable groups, or the run should end."""
         self.dead_environment_detector.check()
         self.group.call_unless_service_dies(self.stop_check.check, None)
 
     def _check_budget(self) -> None:
-        """Check the run's duration, which only this process measures when the trainer hangs.
+        """Raise StopRequested if a budget is used up; nobody else looks at budgets.
 
-        The trainer counts tokens and money. The monitor checks all three, but less often, and not
-        without a server.
+        The duration is measured here, also while the trainer hangs. Tokens and money are what the
+        trainer has last reported, of all attempts.
         """
-        self._stop_if(
-            find_exceeded_budget(self.plan.config.limits, compute_budget_usage(self.record, {}))
-        )
-
-    def _stop_if(self, reason: str | None) -> None:
-        """Raise StopRequested if there is a reason."""
-        if reason:
-            self.store.update(self.run_id, stop_reason=reason)
-            raise StopRequested(reason)
+        usage = compute_budget_usage(self.record, {}, live=self.spent)
+        if exceeded := find_exceeded_limit(self.plan.config.limits, usage):
+            raise StopRequested(EndCause.BUDGET, exceeded.describe())
 
     def _handle_exits(self) -> bool:
         """Return True if the trainer has ended after its last step.

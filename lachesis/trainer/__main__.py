@@ -262,7 +262,7 @@ async def _create_trainer(
 
 
 async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.Event) -> None:
-    """Serve inference and train until the last step, or until the run is ended for its budget."""
+    """Serve inference and train until the last step, or until `stop` is set."""
     from lachesis.inference_server.app import create_app
     from lachesis.trainer.evaluation_routes import add_evaluation_routes
 
@@ -277,8 +277,6 @@ async def _serve_and_train(trainer: Trainer, sock: socket.socket, stop: asyncio.
         add_evaluation_routes(app, trainer.policy, trainer.tokenizer, config, state)
         async with serve_in_background(guard_app(app, config), sock):
             await trainer.run(stop)
-            if state.describe_exceeded_budget(config.limits):
-                await stop.wait()
     finally:
         await asyncio.to_thread(trainer.trackers.close)
         await trainer.rollout_client.close()

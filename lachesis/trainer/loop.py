@@ -108,10 +108,7 @@ class Trainer:
                 )
             self._begin_evaluations()
             self._step_timer = StepTimer()
-            while (
-                self.state.step < self.config.env.total_steps
-                and not self.state.describe_exceeded_budget(self.config.limits)
-            ):
+            while self.state.step < self.config.env.total_steps:
                 if not await self._run_step(stop):
                     break
         except Exception:

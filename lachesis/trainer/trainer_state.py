@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lachesis.base.json_text import Json
-from lachesis.config.run_fields import LimitsSection
 from lachesis.inference_server.token_usage import Usage
-from lachesis.spending.budgets import BudgetUsage, find_exceeded_budget
 from lachesis.trainer.evaluation_schedule import EvaluationScheduler
 
 
@@ -43,10 +41,3 @@ class TrainerState:
     def set_waiting_for(self, activity: str) -> None:
         """Record what the trainer waits for from now on."""
         self.waiting_for, self.waiting_since = activity, time.time()
-
-    def describe_exceeded_budget(self, limits: LimitsSection) -> str | None:
-        """Describe the budget of tokens or money that is used up, or return None."""
-        spent = self.get_spent()
-        if spent:
-            return find_exceeded_budget(limits, BudgetUsage(hours=0, **spent))
-        return None

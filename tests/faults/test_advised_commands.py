@@ -16,8 +16,8 @@ from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.operations.runs import get_status, resume_run
+from lachesis.runs.end_causes import EndCause
 from lachesis.runs.metrics import MetricsFile
-from lachesis.supervision.invalid_groups import ALL_INVALID
 from tests.faults.world import Run, World
 from tests.monitor.advice.runs import COMMAND, FAULTS, list_faulty_steps
 
@@ -117,7 +117,10 @@ def test_next_steps_work_in_a_fresh_shell(
             resume_run(world.store, run.run_id)
     elif end == "invalid groups":
         store.update(
-            run.run_id, status="failed", stop_reason=ALL_INVALID, failed_service="environment"
+            run.run_id,
+            status="failed",
+            end_cause=EndCause.INVALID_GROUPS,
+            failed_service="environment",
         )
     status = get_status(world.store, run.run_id)
     commands = [command.replace("DIR", str(tmp_path / "out")) for command in status.next_steps]
@@ -135,7 +138,7 @@ def test_next_steps_work_in_a_fresh_shell(
     if resumes:
         run.advances(1)
         run.stop()
-    store.update(run.run_id, **before.model_dump(include={"stop_reason", "failed_service"}))
+    store.update(run.run_id, **before.model_dump(include={"end_cause", "failed_service"}))
     run.dir.find_effective_config().write_text(config)
     row(
         fault=f"next steps after {end}",

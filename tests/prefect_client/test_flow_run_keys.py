@@ -22,6 +22,8 @@ from lachesis.prefect_client.flow_run_keys import (
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import find_queue_position, submit_run
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.removal import remove_run
 from lachesis.runs.store import RunStore
@@ -126,8 +128,7 @@ def test_a_retry_of_a_run_that_was_removed_is_refused(
     runs[str(submitted.flow_run_id)] = submitted
     for flow_run_id, record in runs.items():
         assert find_or_create_run(store, values, flow_run_id).run_id == record.run_id
-        store.mark_ended(record.run_id, "failed")
-        remove_run(store, store.load(record.run_id))
+        remove_run(store, end_run(store, record, EndCause.FAILED))
         with pytest.raises(RunStateError, match=f"run {record.run_id} of this flow run was remov"):
             find_or_create_run(store, values, flow_run_id)
 

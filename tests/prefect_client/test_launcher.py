@@ -22,6 +22,8 @@ from lachesis.launch.resume import make_next_attempt_changes
 from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.serve_info import RUNNER, SERVER
 from lachesis.reporting.run_view import build_run_status
+from lachesis.runs.end_causes import CAUSES, EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
@@ -60,7 +62,7 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
     with what it saw.
     """
     seen = store.load(RUN)
-    store.mark_ended(RUN, "stopped")
+    end_run(store, store.load(RUN), EndCause.PERSON)
     store.update(RUN, **make_next_attempt_changes(store.load(RUN)))
     cancelled = {"state": {"type": "CANCELLED"}}
     assert refresh._refresh_from_server(store, seen, "u", cancelled).status == "pending"
@@ -93,7 +95,7 @@ def test_without_a_server_only_who_holds_the_run_is_told(
         stop.cancel_run(store, store.load(RUN))
     assert sleeper.poll() is None
     assert store.dir(RUN).stop_file.exists()
-    assert store.load(RUN).stop_reason == stop.STOPPED_BY_USER
+    assert store.load(RUN).stop_reason == CAUSES[EndCause.PERSON].sentence
 
 
 def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:

@@ -49,7 +49,7 @@ def test_a_run_that_is_stopped_and_one_that_cannot_be_read(
     store = RunStore(clean_environment)
     lines = RunLines(clean_environment)
     store.create(make_record())
-    store.update(RUN, status="stopped", stop_reason="its budget is used up", name="mine")
+    store.update(RUN, status="stopped", error="its budget is used up", name="mine")
     (store.root / "broken00").mkdir()
     (store.root / "broken00" / "run.json").write_text("{")
     lines.print_changes()

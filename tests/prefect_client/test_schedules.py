@@ -9,6 +9,8 @@ from lachesis.base.json_text import Json
 from lachesis.prefect_client import runs_from_prefect
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.store import RunStore
 from tests.records import make_record
 
@@ -58,7 +60,7 @@ def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
     # A schedule that starts every five minutes must not fill the list of runs.
     (skipped,) = [one for one in store.all() if one.status == "stopped"]
     assert skipped.evidence == f"skipped: run {first.run_id} of the schedule nights still runs"
-    store.mark_ended(first.run_id, "completed")
+    end_run(store, first, EndCause.COMPLETED)
     assert find_or_create_run(store, NIGHTLY, None).status == "pending"
 
 

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from lachesis.base.errors import RunStateError, StorageError, UnknownRunError
 from lachesis.base.files import write_private
 from lachesis.runs import store as store_module
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
@@ -111,8 +113,11 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
     """Who saw the old flow run's end may write it only after somebody has resumed the run."""
     store = RunStore(tmp_path)
     store.create(record("abcd1234", attempt=2))
-    assert store.mark_ended("abcd1234", "stopped", if_attempt=1).status == "pending"
-    assert store.mark_ended("abcd1234", "stopped", if_attempt=2).status == "stopped"
+    second = store.load("abcd1234")
+    first = second.model_copy(update={"attempt": 1})
+    assert end_run(store, first, EndCause.PERSON).status == "pending"
+    assert end_run(store, second, EndCause.PERSON).status == "stopped"
+    assert end_run(store, second, EndCause.FAILED).status == "stopped", "a run ends once"
 
 
 def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
@@ -136,7 +141,7 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     for file in (folder.record, folder.metrics):
         file.touch()
         os.utime(file, (time.time() - 82800,) * 2)
-    ended = store.mark_ended("0123abcd", "failed")
+    ended = end_run(store, store.load("0123abcd"), EndCause.FLOW_LOST)
     assert get_attempt_duration_s(ended) == pytest.approx(3600, abs=5), "until it wrote last"
 
 

@@ -16,7 +16,7 @@ from lachesis.spending.budgets import (
     BudgetUsage,
     compute_budget_shares,
     compute_budget_usage,
-    find_exceeded_budget,
+    find_exceeded_limit,
     read_spent_file,
 )
 from tests.records import make_record
@@ -71,23 +71,23 @@ def test_nothing_is_known_of_a_run_that_has_not_begun() -> None:
 def test_a_budget_is_used_up_when_its_share_is_one(most: float, used: float) -> None:
     limits = LimitsSection(max_hours=most)
     seen = BudgetUsage(hours=used, tokens=10**12, cost_usd=None)
-    assert (find_exceeded_budget(limits, seen) is not None) == (used >= most)
+    assert (find_exceeded_limit(limits, seen) is not None) == (used >= most)
     assert compute_budget_shares(limits, seen) == {"hours": round(used / most, 4)}
 
 
 def test_each_budget_has_its_words() -> None:
     seen = BudgetUsage(hours=1, tokens=2000, cost_usd=3.5)
-    assert find_exceeded_budget(LimitsSection(), seen) is None
+    assert find_exceeded_limit(LimitsSection(), seen) is None
     assert compute_budget_shares(LimitsSection(), seen) == {}
+    for limits, words in (
+        (LimitsSection(max_tokens=2000), "budget: 2,000 of 2,000 tokens"),
+        (LimitsSection(max_cost_usd=3), "budget: 3.5 of 3 US dollars"),
+    ):
+        exceeded = find_exceeded_limit(limits, seen)
+        assert exceeded is not None
+        assert exceeded.describe() == words
     assert (
-        find_exceeded_budget(LimitsSection(max_tokens=2000), seen)
-        == "budget: 2,000 of 2,000 tokens"
-    )
-    assert (
-        find_exceeded_budget(LimitsSection(max_cost_usd=3), seen) == "budget: 3.5 of 3 US dollars"
-    )
-    assert (
-        find_exceeded_budget(
+        find_exceeded_limit(
             LimitsSection(max_cost_usd=3), BudgetUsage(hours=1, tokens=1, cost_usd=None)
         )
         is None

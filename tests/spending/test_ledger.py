@@ -16,6 +16,8 @@ from lachesis.base.errors import PolicyError, StorageError
 from lachesis.config import run_config
 from lachesis.launch.resume import begin_next_attempt
 from lachesis.operations.runs import remove_runs
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import ledger as ledger_module
@@ -46,7 +48,7 @@ def start(store: RunStore, limit_usd: float = 5.0, **values: Any) -> RunRecord:
 
 def end(store: RunStore, record: RunRecord, cost_usd: float, *, settled: bool = True) -> RunRecord:
     store.dir(record.run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
-    ended = store.mark_ended(record.run_id, "failed")
+    ended = end_run(store, record, EndCause.FAILED)
     if settled:
         settle_run(store, ended)
     return ended

@@ -23,6 +23,8 @@ from lachesis.cli.commands import run_status
 from lachesis.config.run_config import resolve_run_config
 from lachesis.launch.resume import begin_next_attempt
 from lachesis.reporting.run_view import build_run_status
+from lachesis.runs.end_causes import CAUSES, EndCause
+from lachesis.runs.ending import request_stop
 from lachesis.runs.store import RunStore
 from lachesis.supervision import stop_requests
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
@@ -100,20 +102,30 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("earlier", "kept"), [(None, flow_run_state.SUSPENDED), ("budget", "budget")]
+    ("earlier", "kept"), [(None, EndCause.SUSPENDED), (EndCause.STALLED, EndCause.STALLED)]
 )
 def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
-    server: type[Answering], store: RunStore, earlier: str | None, kept: str
+    server: type[Answering],
+    store: RunStore,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier: EndCause | None,
+    kept: EndCause,
 ) -> None:
-    store.update(RUN, stop_reason=earlier, resume_requested=True)
+    sentence = CAUSES[kept].sentence
+    store.update(RUN, resume_requested=True)
+    if earlier:
+        request_stop(store, RUN, earlier)
+    server.state = {"type": "PAUSED"}
+    monkeypatch.setattr(train, "begin_attempt", lambda store, run_id: store.load(run_id))
     with pytest.raises(Pause):
-        train._end_stopped(store, RUN, flow_run_state.SUSPENDED)
+        train._run_and_record_end(store, RUN, 0)
     record = store.load(RUN)
-    assert (record.status, record.stop_reason, record.error) == ("stopped", kept, kept)
+    assert (record.status, record.end_cause, record.error) == ("stopped", kept, sentence)
     assert record.resume_requested is (earlier is not None)
     (sent,) = server.sent
-    assert sent["force"] is True
-    assert (sent["state"]["type"], sent["state"]["message"]) == ("CANCELLED", f"stopped: {kept}")
+    assert sent["force"] is (earlier is None)
+    assert sent["state"]["type"] == "CANCELLED"
+    assert sent["state"]["message"] == f"stopped: {sentence}"
 
 
 def test_other_ends_say_their_reason(
@@ -156,7 +168,7 @@ def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(
     monkeypatch.setattr(RunStore, "load", lambda *words: loads.append(1) or load(*words))
     check.check()
     assert loads == []
-    store.update(RUN, stop_reason="stopped by its user")
+    request_stop(store, RUN, EndCause.PERSON)
     store.dir(RUN).stop_file.touch()
     with pytest.raises(StopRequested, match="stopped by its user"):
         check.check()
@@ -184,14 +196,12 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
     ):
         file.write_text(json.dumps({**counts, **changed}))
         watch.check()
-    assert store.load(RUN).stop_reason is None
     file.write_text(json.dumps({**counts, "written_at": 9e9}))
     with pytest.raises(
         InvalidGroupsError,
         match=r"first 6 groups of sums were invalid, most often by: KeyError: 'a'",
     ):
         watch.check()
-    assert store.load(RUN).stop_reason == "all groups were invalid", "no policy resumes it"
 
 
 def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -> None:
@@ -213,7 +223,6 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
         looking.check()
         restarting.check()
     DeadEnvironmentDetector(store, store.load(RUN), plan, received={"sums": 3}).check()
-    assert store.load(RUN).stop_reason is None
     for received in (None, {}, {"sums": 0}):
         with pytest.raises(InvalidGroupsError):
             DeadEnvironmentDetector(store, store.load(RUN), plan, received=received).check()

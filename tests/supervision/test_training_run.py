@@ -14,6 +14,9 @@ from flows import attempts, train
 from lachesis.base.errors import ModelNotFoundError, ValidationMissingError
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
+from lachesis.monitor import run_health
+from lachesis.monitor.run_health import refresh_health
+from lachesis.monitor.tick import Monitor
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -66,17 +69,26 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
 
 
-@pytest.mark.parametrize("status", ["stopped", "failed"])
-def test_an_end_without_a_server_is_judged(tmp_path: Path, status: Any) -> None:
+def test_an_end_without_a_server_is_judged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that could not be loaded is not healthy, and the record has the word at once."""
-    store = RunStore(tmp_path)
+    store, judged = RunStore(tmp_path), []
     record = make_record(status="running")
     store.create(record)
-    attempts.record_end(store, record.run_id, status, ModelNotFoundError("there is no model m"))
+    judge = run_health.judge_learning
+    monkeypatch.setattr(
+        run_health, "judge_learning", lambda *a, **b: judged.append(1) or judge(*a, **b)
+    )
+    attempts.record_end(store, record, ModelNotFoundError("there is no model m"))
     ended = store.load(record.run_id)
-    assert (ended.status, ended.learning) == (status, "unknown")
+    assert (ended.status, ended.end_cause, ended.learning) == ("failed", "failed", "unknown")
     assert (ended.health or {})["final"] is True
-    assert status == "stopped" or (ended.health or {})["evidence"][1] == "there is no model m"
+    assert (ended.health or {})["evidence"][1] == "there is no model m"
+    assert attempts.record_end(store, record, None) == ended, "an end is recorded once"
+    Monitor(store).tick()
+    assert refresh_health(store, ended).health == store.load(record.run_id).health
+    assert judged == [1]
 
 
 def created(store: RunStore, **values: Any) -> RunRecord:

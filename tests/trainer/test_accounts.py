@@ -153,12 +153,13 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     ledger = StepAccounting(folder, Prices(prefill=1, sample=10, train=100, dated="2026-10-07"))
     usage.prefill, usage.sampled = 1000, 500
     assert ledger.compute_spent(usage) == {"tokens": 1500.0, "cost_usd": 0.006}
-    state = TrainerState(usage=usage, get_spent=lambda: ledger.compute_spent(usage))
-    assert state.describe_exceeded_budget(LimitsSection(max_tokens=2000)) is None
-    assert (
-        state.describe_exceeded_budget(LimitsSection(max_tokens=1500))
-        == "budget: 1,500 of 1,500 tokens"
+    # What the trainer reports is what its supervision compares with the budget.
+    live = TrainerState(usage=usage, get_spent=lambda: ledger.compute_spent(usage)).get_spent()
+    exceeded = budgets.find_exceeded_limit(
+        LimitsSection(max_tokens=1500), budgets.BudgetUsage(hours=0, **live)
     )
+    assert exceeded is not None
+    assert exceeded.describe() == "budget: 1,500 of 1,500 tokens"
     ledger.write_spent(usage)
     assert StepAccounting(folder, None).compute_spent(Usage())["tokens"] == 1500
     record = RunRecord.model_construct(started_at=None, earlier_hours=0.0)

@@ -28,7 +28,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What was asked to end, and why; asking is not the tick's own work."""
     requests: Asked = []
     monkeypatch.setattr(
-        stop, "cancel_run", lambda store, record, reason: requests.append((record.run_id, reason))
+        stop,
+        "cancel_run",
+        lambda store, record, cause, reason: requests.append((record.run_id, reason)),
     )
     return requests
 

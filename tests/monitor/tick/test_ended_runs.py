@@ -110,6 +110,7 @@ def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make
     )
     store.update("0123abcd", flow_run_id=None)
     assert len(Monitor(store).tick()) == 1
+    assert store.load("0123abcd").is_end_handled
     assert Monitor(store).tick() == []
 
 
