@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lachesis.base.json_text import Json, ResponseModel
 from lachesis.checkpoints.export_weights import WeightLocations
+from lachesis.runs.end_causes import EndCause
 from lachesis.runs.held_out_results import HeldOutPoint
 
 
@@ -107,6 +108,8 @@ class RunStatus(ResponseModel):
     """
     health: Json | None
     """The monitor's last judgement; null before the first one."""
+    end_cause: EndCause | None = None
+    """Why the run has ended, as a word for programs; docs/reference/ends.md has the table."""
     error: str | None = None
     last_error: LastError | None = None
     ui_url: str | None
@@ -170,5 +173,6 @@ class RunResults(ResponseModel):
     """Rollout counts as in the status: which rollouts could not be scored, and the reasons of
     rewards of 0.
     """
+    end_cause: EndCause | None = None
     error: str | None = None
     next_steps: list[str]

@@ -102,7 +102,7 @@ def _build_optional_fields(
     return {
         "queue": QueuePlace(**queue) if queue else None,
         **record.model_dump(
-            include={"wandb_url", "wandb_error", "resumed", "forked_from", "error"}
+            include={"wandb_url", "wandb_error", "resumed", "forked_from", "end_cause", "error"}
         ),
         "dead_environments": record.dead_environments,
         "pause": describe_pause(record, run_dir),
@@ -164,6 +164,7 @@ def build_run_results(
         "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),
         "wandb_url": record.wandb_url,
         "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
+        "end_cause": record.end_cause,
         "error": record.error,
     }
     curve = build_held_out_curve(steps)

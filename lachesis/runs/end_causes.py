@@ -58,9 +58,7 @@ class EndRule:
 
 
 CAUSES: dict[EndCause, EndRule] = {
-    EndCause.COMPLETED: EndRule(
-        "completed", "it has made all of its steps", "Completed", "", is_wanted=True
-    ),
+    EndCause.COMPLETED: EndRule("completed", "completed", "Completed", "", is_wanted=True),
     EndCause.PERSON: EndRule("stopped", "stopped by its user", "Cancelled", is_wanted=True),
     EndCause.AGENT: EndRule("stopped", "stopped by an agent", "Cancelled", is_wanted=True),
     EndCause.PREFECT: EndRule("stopped", "cancelled in Prefect", "Cancelled"),

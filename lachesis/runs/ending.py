@@ -102,7 +102,7 @@ def _make_cause_fields(
     text = "; ".join(filter(None, (None if rule.is_wanted else reason, unsaved_steps)))
     return {
         "status": rule.status,
-        "phase": rule.status,
+        "phase": rule.sentence if rule.is_wanted else rule.status,
         "end_cause": cause,
         "stop_reason": reason if rule.status == "stopped" else record.stop_reason,
         "error": text or None,

@@ -14,37 +14,36 @@ import pytest
 
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import server_file
+from lachesis.runs.end_causes import CAUSES, EndCause
 from tests.faults.signals import KILL, STOP, TERM, Case, play
 from tests.faults.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-GONE = "the runner of this run was killed"
-OUTSIDE = (
-    "stopped by a cancellation in Prefect, the end of `lachesis serve`, `lachesis doctor --fix`, "
-    "or a signal"
-)
+GONE = CAUSES[EndCause.SERVE_LOST].sentence
+SIGNAL = CAUSES[EndCause.SIGNAL].sentence
+SERVE_ENDED = CAUSES[EndCause.SERVE_ENDED].sentence
 CASES = [
     Case("flow", KILL, "starting", "failed", "-9", resume=True),
-    Case("flow", TERM, "starting", "stopped", OUTSIDE),
+    Case("flow", TERM, "starting", "stopped", SIGNAL),
     Case("flow", STOP, "starting", "running"),
     Case("flow", KILL, "running", "failed", "-9", resume=True),
-    Case("flow", TERM, "running", "stopped", OUTSIDE, resume=True),
+    Case("flow", TERM, "running", "stopped", SIGNAL, resume=True),
     Case("flow", STOP, "running", "running"),
     Case("flow", KILL, "checkpointing", "failed", "-9"),
-    Case("flow", TERM, "checkpointing", "stopped", OUTSIDE),
+    Case("flow", TERM, "checkpointing", "stopped", SIGNAL),
     Case("flow", STOP, "checkpointing", "running"),
     Case("reaper", KILL, "starting", "failed", "reaper"),
     Case("reaper", KILL, "running", "failed", "reaper", resume=True),
     Case("reaper", TERM, "running", "running"),
     Case("reaper", STOP, "running", "running"),
     Case("runner", KILL, "starting", "failed", GONE),
-    Case("runner", TERM, "starting", "stopped", OUTSIDE),
+    Case("runner", TERM, "starting", "stopped", SERVE_ENDED),
     Case("runner", STOP, "starting", "running"),
     Case("runner", KILL, "running", "failed", GONE, resume=True),
-    Case("runner", TERM, "running", "stopped", OUTSIDE, resume=True),
+    Case("runner", TERM, "running", "stopped", SERVE_ENDED, resume=True),
     Case("runner", STOP, "running", "running"),
     Case("runner", KILL, "checkpointing", "failed", GONE),
-    Case("runner", TERM, "checkpointing", "stopped", OUTSIDE),
+    Case("runner", TERM, "checkpointing", "stopped", SERVE_ENDED),
     Case("runner", STOP, "checkpointing", "running"),
     Case("server", KILL, "starting", "running"),
     Case("server", TERM, "starting", "running"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,15 @@ from lachesis.config import run_config as run_config
 from lachesis.monitor import run_health
 from lachesis.monitor.run_health import refresh_health
 from lachesis.monitor.tick import Monitor
+from lachesis.runs.end_causes import EndCause
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.supervision import training_run
 from lachesis.supervision.readiness import RunServices
 from lachesis.supervision.services.plan import make_training_plan
+from lachesis.supervision.stop_requests import StopRequested
+from lachesis.supervision.training_run import TrainingRun
 from tests.records import make_record
 
 
@@ -181,3 +186,86 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
     plan = make_training_plan(record, folder, run_config.RunConfig.from_yaml(folder.config))
     killed_s = 5.0
     assert waits[0] > sum(spec.grace_s + killed_s for spec in plan.services)
+
+
+class FakeServices:
+    """Stand for the processes of a run: the trainer answers, and the environment may have ended."""
+
+    def __init__(self, *, is_environment_running: bool) -> None:
+        self.is_environment_running = is_environment_running
+
+    def is_running(self, _: str) -> bool:
+        return self.is_environment_running
+
+    def call_unless_service_dies(self, call: Any, default: Any) -> Any:
+        return call()
+
+    def collect_exit_codes(self) -> dict[str, int]:
+        return {}
+
+
+def watch(
+    monkeypatch: pytest.MonkeyPatch,
+    reports: list[dict[str, Any]],
+    limits: dict[str, Any] | None = None,
+    *,
+    is_environment_running: bool = False,
+    record: RunRecord | None = None,
+) -> bool:
+    """Supervise a run whose trainer gives these reports, a minute apart; the last one stays."""
+    clock = [0.0]
+    monkeypatch.setattr(training_run.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(training_run.time, "sleep", lambda _: clock.__setitem__(0, clock[0] + 60))
+    waiting = list(reports)
+    monkeypatch.setattr(
+        training_run,
+        "fetch_trainer_health",
+        lambda _: waiting.pop(0) if len(waiting) > 1 else waiting[0],
+    )
+    config = run_config.resolve_run_config("one", "embedded", {"limits": limits or {}}, model="m")
+    run = TrainingRun.__new__(TrainingRun)
+    run.plan = SimpleNamespace(config=config)  # type: ignore[assignment]
+    run.record, run.run_id, run.spent = record or make_record(), "0123abcd", {}
+    run.group = FakeServices(is_environment_running=is_environment_running)  # type: ignore[assignment]
+    run.env_ids, run.report = {"environment": 0}, lambda *_: None
+    monkeypatch.setattr(run, "_check_run", lambda: None)
+    return run._watch_training()
+
+
+FINISHED = {"phase": "finished", "step": 9}
+
+
+def test_a_long_step_after_the_last_rollout_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a large model takes minutes, and batches may be queued after the last rollout."""
+    training = {"step": 3, "waiting_for": "forward_backward"}
+    assert watch(monkeypatch, [training] * 9 + [FINISHED])
+    waiting = {"step": 3, "waiting_for": "rollouts"}
+    assert watch(monkeypatch, [waiting] * 9 + [FINISHED], is_environment_running=True)
+    with pytest.raises(
+        StopRequested, match=r"its environments ended after 3 of \d+ steps"
+    ) as ended:
+        watch(monkeypatch, [training, waiting])
+    assert ended.value.cause is EndCause.NO_MORE_ITEMS, "a run is completed with all steps only"
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"max_tokens": 5000}, "budget: 6,000 of 5,000 tokens"),
+        ({"max_hours": 0.5}, "budget: 1 of 0.5 hours"),
+        ({"max_cost_usd": 0.01}, "budget: 0.02 of 0.01 US dollars"),
+        ({"max_tokens": 7000, "max_hours": 5, "max_cost_usd": 1.0}, None),
+    ],
+)
+def test_the_supervision_keeps_budgets(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], sentence: str | None
+) -> None:
+    """Also while the trainer does not answer any more: what it has said last counts."""
+    record = make_record(earlier_hours=1.0)
+    reports = [{"step": 1, "spent": {"tokens": 6000.0, "cost_usd": 0.02}}, {}]
+    if sentence is None:
+        assert watch(monkeypatch, [*reports, FINISHED], limits, record=record)
+        return
+    with pytest.raises(StopRequested) as ended:
+        watch(monkeypatch, reports, limits, record=record)
+    assert (ended.value.cause, str(ended.value)) == (EndCause.BUDGET, sentence)

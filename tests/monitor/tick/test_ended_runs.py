@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psutil
@@ -15,6 +16,8 @@ from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.operations.runs import stop_run
 from lachesis.prefect_client import stop
+from lachesis.runs.end_causes import EndCause
+from lachesis.runs.ending import end_run
 from lachesis.runs.store import RunStore
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from tests.monitor.tick.runs import Make, frozen, start, without_a_server
@@ -136,6 +139,69 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
     assert is_final is not again, "a new attempt does not begin with the judgement of an ended one"
     assert store.load("0123abcd").auto_resumes == resumes + again
     assert store.load("4567abcd").status == "failed"
+
+
+@pytest.mark.parametrize("hours", [0, 3, 1000])
+def test_a_crash_that_nobody_has_looked_at_is_never_too_old(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """Laptop and server were away, and `lachesis runs` has noted the end meanwhile."""
+    without_a_server(monkeypatch)
+    ended_at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
+    crashed: dict[str, Any] = {"alive": False, "status": "failed", "ended_at": ended_at}
+    make(limits={"on_crash": "resume"}, healthy_at=ended_at, **crashed)
+    make("4567abcd", limits={"on_crash": "resume"}, is_end_handled=True, **crashed)
+    Monitor(store).tick()
+    assert store.load("0123abcd").attempt == 2
+    assert store.load("4567abcd").attempt == 1, "it was looked at before"
+
+
+def test_an_attempt_that_dies_while_it_starts_is_tried_again(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port or a card may not be free yet; an earlier attempt has shown that the run is sound."""
+    without_a_server(monkeypatch)
+    make(limits={"on_crash": "resume"}, healthy_at=now_iso(), alive=False)
+    for tries in (1, 2, 3):
+        end_run(store, store.load("0123abcd"), EndCause.FAILED, "the port is taken")
+        Monitor(store).tick()
+        again = store.load("0123abcd")
+        assert (again.status, again.auto_resumes) == ("pending", tries)
+        store.update("0123abcd", status="starting", started_at=now_iso(), healthy_at=None)
+    end_run(store, store.load("0123abcd"), EndCause.FAILED, "the port is taken")
+    Monitor(store).tick()
+    assert store.load("0123abcd").status == "failed", "three times at most"
+
+
+def test_a_resume_that_cannot_be_submitted_is_tried_again(
+    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
+    make(
+        limits={"on_crash": "resume"},
+        healthy_at=long_ago,
+        alive=False,
+        status="failed",
+        ended_at=long_ago,
+    )
+    (seen,) = Monitor(store).tick()
+    assert any(text.startswith("not done: ") for text in seen.messages), seen.messages
+    assert not store.load("0123abcd").is_end_handled
+    without_a_server(monkeypatch)
+    Monitor(store).tick()
+    assert store.load("0123abcd").attempt == 2
+
+
+def test_a_stop_has_its_cause(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow reads it where no server can be asked."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    make(limits={"on_stall": "stop"})
+    frozen(store, "0123abcd")
+    Monitor(store).tick()
+    record = store.load("0123abcd")
+    assert record.stop_cause is EndCause.STALLED
+    assert str(record.stop_reason).startswith("stalled: environment since ")
+    assert store.dir("0123abcd").stop_file.exists()
 
 
 def test_a_crashed_run_that_its_user_stopped_stays_so(
