@@ -34,6 +34,7 @@ from prefect.states import Cancelled, Completed, Crashed
 
 from deployments import definitions
 from deployments.log_capture import capture_output
+from lachesis.base.background_task import keep_running
 from lachesis.base.errors import LachesisError
 from lachesis.base.waiting import wait_until
 from lachesis.prefect_client import pending_submissions
@@ -145,7 +146,9 @@ async def main() -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stop_event.set)
     print(READY_LINE, flush=True)
-    watch_task = asyncio.create_task(_watch_flow_runs(runners, deployment_ids))
+    watch_task = asyncio.create_task(
+        keep_running("the watch of flow runs", lambda: _watch_flow_runs(runners, deployment_ids))
+    )
     await asyncio.wait(
         [asyncio.create_task(stop_event.wait()), *runner_tasks], return_when=asyncio.FIRST_COMPLETED
     )

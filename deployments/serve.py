@@ -279,10 +279,15 @@ class Launcher:
     # --- watch
 
     def _watch(self) -> None:
-        run_lines = RunLines(self.home)
+        run_lines, problem = RunLines(self.home), ""
         while not self.stop_event.wait(POLL_S):
-            run_lines.print_changes()
-            self._restart_what_died()
+            try:
+                run_lines.print_changes()
+                self._restart_what_died()
+            # The launcher holds server, runner and all runs, so no error may end it.
+            except Exception as error:
+                if problem != (problem := f"{type(error).__name__}: {error}"):
+                    print(f"the watch goes on after {problem}", file=sys.stderr, flush=True)
 
     def _restart_what_died(self) -> None:
         if self.pages is not None:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lachesis.base.background_task import keep_running
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.reporting.run_cache import RunCache, stat_file
 from lachesis.reporting.run_curves import CurveRequest, RunCurves, locate_marks
@@ -199,7 +200,8 @@ class Broadcast:
         queue: asyncio.Queue[ServerSentEvent] = asyncio.Queue(MAX_WAITING_EVENTS)
         self.listeners.add(queue)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._poll())
+            name = f"the watch of {type(self.source).__name__}"
+            self._task = asyncio.create_task(keep_running(name, self._poll))
         return queue
 
     def remove(self, queue: asyncio.Queue[ServerSentEvent]) -> None:
