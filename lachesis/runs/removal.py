@@ -51,9 +51,8 @@ def remove_run(store: RunStore, record: RunRecord) -> None:
         RunStateError: The run is alive.
         StorageError: A file cannot be removed.
     """
-    require_removable(store, record)
+    # Without its record the folder is no run any more, whatever happens to the rest.
+    store.delete_record(record.run_id, lambda newest: require_removable(store, newest))
     folder = store.dir(record.run_id).path
     with storage_errors(folder):
-        # Without its record the folder is no run any more, whatever happens to the rest.
-        store.dir(record.run_id).record.unlink()
         shutil.rmtree(folder)

@@ -155,6 +155,14 @@ class RunStore:
                 self._write(record)
         return record
 
+    def delete_record(self, run_id: str, require: Callable[[RunRecord], None]) -> None:
+        """Delete the record of a run, unless `require` raises an error for it as it is now."""
+        with self._lock_record(run_id):
+            require(self.load(run_id))
+            file = self.dir(run_id).record
+            with storage_errors(file):
+                file.unlink()
+
     def update_services(
         self, run_id: str, services: Mapping[str, Mapping[str, object]], **changes: object
     ) -> RunRecord:

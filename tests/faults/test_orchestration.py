@@ -243,3 +243,32 @@ def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[
         seen="stopped",
         kept=run.kept(),
     )
+
+
+def test_the_server_dies_six_times_in_a_minute(world: World, row: Callable[..., None]) -> None:
+    """The run trains on, runner and launcher live on, and a stop is carried out after it."""
+    run = world.take("running")
+    run.reach("running")
+    began_at = time.monotonic()
+    for _ in range(6):  # Each time as soon as it is there again.
+        server = world.wait(
+            lambda: (pid := world.part("server")) in world.processes() and pid, 120, "a server"
+        )
+        world.strike(server, KILL)
+        world.wait(lambda pid=server: pid not in world.processes(), 20, "its end")
+    world.restarts = 3  # The next case begins with another launcher.
+    run.advances()
+    world.wait(PrefectApi().is_healthy, 150, "the server to answer", 0.5)
+    assert world.launcher is not None
+    assert world.launcher.poll() is None, "the launcher lives on"
+    assert run.seen().status == "running"
+    assert world.part("runner") in world.processes()
+    record = run.stop()
+    assert record.end_cause is EndCause.PERSON
+    row(
+        fault="server SIGKILL six times",
+        phase="running",
+        expected="running",
+        seen=f"running; stopped after it; {time.monotonic() - began_at:.0f} s",
+        kept=run.kept(),
+    )

@@ -11,6 +11,8 @@ from typing import Literal
 
 import httpx
 
+from lachesis.prefect_client.serve_info import HOME_HEADER
+
 Fault = Literal["none", "answer late", "answer lost", "request lost", "refused", "busy"]
 
 
@@ -42,7 +44,7 @@ def delay_answers(server: str) -> Iterator[LateAnswers]:
             if fault == "request lost":
                 return
             if fault in ("refused", "busy"):
-                self._answer(409 if fault == "refused" else 503, b"no")
+                self._answer(409 if fault == "refused" else 503, b"no", "")
                 return
             response = httpx.request(
                 self.command,
@@ -56,10 +58,13 @@ def delay_answers(server: str) -> Iterator[LateAnswers]:
             if fault == "answer late":
                 time.sleep(faults.delay_s)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._answer(response.status_code, response.content)
+                proof = response.headers.get(HOME_HEADER, "")
+                self._answer(response.status_code, response.content, proof)
 
-        def _answer(self, status: int, content: bytes) -> None:
+        def _answer(self, status: int, content: bytes, proof: str) -> None:
             self.send_response(status)
+            if proof:
+                self.send_header(HOME_HEADER, proof)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

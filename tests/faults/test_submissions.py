@@ -1,0 +1,197 @@
+"""Prefect answers late or never, while a disk is full, a host reboots, a home moves: a start is
+neither lost nor doubled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lachesis.config.launch_spec import TestSpec
+from lachesis.operations.inference_tests import get_test, start_test
+from lachesis.operations.runs import resume_run
+from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.serve_info import server_file
+from tests.faults.test_disks import disk, fill, needs_root  # noqa: F401
+from tests.faults.test_hosts import power_off
+from tests.faults.world import World
+from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
+from tests.served import share_schemas
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
+Row = Callable[..., None]
+ANSWERS: dict[str, tuple[Fault, float]] = {
+    "at once": ("none", 0.0),
+    "9 s late": ("answer late", 9.0),
+    "20 s late": ("answer late", 20.0),
+    "never": ("answer lost", 0.0),
+    "never, and nothing arrives": ("request lost", 0.0),
+}
+# Whoever has submitted may take 25 s by itself; then the runner looks every five seconds.
+SENT_AGAIN_S = 90.0
+
+
+@contextlib.contextmanager
+def faulty_answers(world: World, answer: str) -> Iterator[LateAnswers]:
+    """Let commands and tools reach the server of the world only through what loses answers.
+
+    The runner and the flows have the server's own address.
+    """
+    file = server_file(world.home)
+    text = file.read_text()
+    info = json.loads(text)
+    with delay_answers(info["api_url"]) as faults:
+        faults.fault, faults.delay_s = ANSWERS[answer]
+        file.write_text(json.dumps({**info, "api_url": faults.url}))
+        try:
+            yield faults
+        finally:
+            if file.exists():
+                file.write_text(text)
+
+
+def count_flow_runs(key: str) -> int:
+    body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
+    return len(PrefectApi()._request("POST", "/flow_runs/filter", body) or [])
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_start_begins_once(world: World, row: Row, answer: str) -> None:
+    with faulty_answers(world, answer):
+        run = world.start()
+        told = run.record
+    assert told.status in ("pending", "starting", "running"), told.error
+    run.reach("running")
+    assert count_flow_runs(run.record.submission_key) == 1
+    assert (run.record.attempt, run.seen().status) == (1, "running")
+    assert run.stop(now=True).status == "stopped"
+    row(
+        fault=f"Prefect answers {answer}",
+        phase="start",
+        expected="one run",
+        seen=f"told: {told.phase}; one run",
+    )
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_resume_begins_once(world: World, row: Row, answer: str) -> None:
+    run = world.take("running")
+    run.reach("running")
+    attempt = run.stop().attempt
+    with faulty_answers(world, answer):
+        told = resume_run(world.store, run.run_id)
+    assert (told.attempt, told.error) == (attempt + 1, None)
+    world.wait(lambda: run.record.resumed, SENT_AGAIN_S, "the resume")
+    run.advances()
+    assert count_flow_runs(run.record.submission_key) == 1
+    assert (run.record.attempt, run.seen().status) == (attempt + 1, "running")
+    world.current = run
+    row(
+        fault=f"Prefect answers {answer}",
+        phase="resume",
+        expected="one attempt",
+        seen="one attempt",
+        kept=run.kept(),
+    )
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_test_begins_once(world: World, row: Row, answer: str) -> None:
+    spec = TestSpec(
+        environment="steady",
+        models=[f"embedded:{world.model}"],
+        steps=1,
+        group_size=2,
+        settings="max_token_length=32",
+    )
+    with faulty_answers(world, answer):
+        test = start_test(world.store, spec)
+    assert test.error is None
+    ended = world.wait(
+        lambda: (seen := get_test(world.store, test.test_id)).has_ended and seen,
+        SENT_AGAIN_S + 120,
+        "the end of the test",
+        0.5,
+    )
+    assert ended.status == "completed", ended.error
+    assert count_flow_runs(test.submission_key) == 1
+    row(fault=f"Prefect answers {answer}", phase="test", expected="one test", seen="one test")
+
+
+@needs_root
+def test_a_start_is_pending_while_the_disk_is_full(
+    world: World,
+    disk: Path,  # noqa: F811
+    row: Row,
+) -> None:
+    with faulty_answers(world, "never"):
+        run = world.start()
+    filler = fill(disk)
+    world.wait(
+        lambda: count_flow_runs(run.record.submission_key) == 1, SENT_AGAIN_S, "the flow run"
+    )
+    filler.unlink()
+    world.wait(lambda: run.seen().flow_run_id or run.seen().has_ended, SENT_AGAIN_S, "the answer")
+    if run.seen().has_ended:  # Its flow may have begun on the full disk.
+        run.gone()
+        assert "No space left" in (run.record.error or ""), run.record.error
+        run.resume()
+    run.reach("running")
+    assert count_flow_runs(run.record.submission_key) == 1
+    run.stop(now=True)
+    row(fault="disk full", phase="pending", expected="one run", seen="one run")
+
+
+def test_a_start_is_pending_while_the_host_reboots(world: World, row: Row) -> None:
+    with faulty_answers(world, "never, and nothing arrives"):
+        run = world.start()
+        assert run.record.flow_run_id is None
+        power_off(world)
+    world.serve()
+    run.reach("running")
+    assert count_flow_runs(run.record.submission_key) == 1
+    world.current = run
+    row(fault="host reboots", phase="pending", expected="one run", seen="one run")
+
+
+def test_a_start_is_pending_while_the_home_moves(
+    world: World,
+    tiny_model: Path,
+    schemas: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row: Row,
+) -> None:
+    """To another folder of its host; a copy on another host sends nothing."""
+    world.end_all_runs()
+    before = tmp_path / "before"
+    before.mkdir()
+    (before / "models").symlink_to(tiny_model / "models")
+    share_schemas(before, schemas)
+    monkeypatch.setenv("LACHESIS_HOME", str(before))
+    first = World(before)
+    first.model = str((before / "models").resolve() / Path(first.model).name)
+    first.serve()
+    with faulty_answers(first, "never, and nothing arrives"):
+        run_id = first.start().run_id
+        first.stop_serving()
+    assert first.store.load(run_id).flow_run_id is None
+    after = tmp_path / "after"
+    shutil.move(before, after)
+    monkeypatch.setenv("LACHESIS_HOME", str(after))
+    second = World(after)
+    try:
+        second.serve()
+        second.wait(
+            lambda: second.store.load(run_id).status == "running", SENT_AGAIN_S + 60, "training"
+        )
+        assert count_flow_runs(f"{run_id}-1") == 1
+    finally:
+        second.end_all_runs()
+        second.stop_serving()
+    row(fault="home moves", phase="pending", expected="one run", seen="one run")
