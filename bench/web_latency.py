@@ -5,7 +5,8 @@
 Runs of 2,500 steps with some sixty metrics are written to a home of their own. A real server is
 asked for each page; `first` is the first answer, a second after its start, `again` the best of
 five. What ten
-open pages cost a run is measured by the processor time of the server while steps are written.
+open pages cost a run is measured by the processor time of the server while steps are written, and
+what lists of 2,000 runs cost by that of the command and of the server.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import math
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import psutil
@@ -33,10 +36,13 @@ from lachesis.config.run_config import resolve_run_config
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
+from lachesis.web.sign_in import make_sign_in_link
 
 # What the answers may take, in seconds, and the share of a step that ten pages may cost.
 TARGETS_S = {"list": 0.3, "run": 0.5, "curves": 0.5, "compare of 8": 1.0}
 TARGET_SHARE = 0.01
+NUM_LISTED_RUNS, TARGET_LIST_S = 2000, 0.6
+TOKEN = "a token of this home alone"
 NUM_PAGES, STEP_S, NUM_LIVE_STEPS = 10, 0.3, 60
 NAMES = [
     "reward/mean", "reward/std", "train/percent_correct", "batch/zero_signal_share", "train/loss",
@@ -61,7 +67,8 @@ def make_lines(num_steps: int, seed: int) -> list[str]:
     return lines
 
 
-def fill_home(home: Path, num_runs: int, num_steps: int) -> list[str]:
+@mock.patch("os.fsync", return_value=None)  # A disk may take seconds for a hundred files.
+def fill_home(home: Path, num_runs: int, num_steps: int, *_: object) -> list[str]:
     """Write recorded runs, and return their ids; most share their metrics as links of one file."""
     store, run_ids = RunStore(home), []
     shared = ["".join(make_lines(num_steps, seed)) for seed in range(8)]
@@ -92,15 +99,16 @@ def fill_home(home: Path, num_runs: int, num_steps: int) -> list[str]:
 def serve(home: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
     """A client of a real server of the pages, and its process."""
     port = reserve_free_ports(1)[0]
-    env = {**os.environ, "LACHESIS_HOME": str(home)}
-    command = [sys.executable, "-m", "lachesis.cli.main", "ui", "--open", "--port", str(port)]
+    env = {**os.environ, "LACHESIS_HOME": str(home), "LACHESIS_TOKEN": TOKEN}
+    command = [sys.executable, "-m", "lachesis.cli.main", "ui", "--port", str(port)]
     server = subprocess.Popen(
         command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-        while True:
+    address = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=address, timeout=120, trust_env=False) as client:
+        while server.poll() is None:
             with contextlib.suppress(httpx.ConnectError):
-                client.get("/static/x")
+                client.get(make_sign_in_link(address, TOKEN))
                 break
             time.sleep(0.05)
         yield client, psutil.Process(server.pid)
@@ -139,6 +147,31 @@ def measure_home(num_runs: int, num_steps: int) -> None:
                     f"{num_runs:>6,} {name:14} {first:8.3f} {again:8.3f} {target:8.1f} "
                     f"{num_bytes / 1000:8.0f}"
                 )
+
+
+def measure_list_cost() -> None:
+    """Print the processor time of `lachesis runs` and of the page `/runs` in a large home."""
+    with tempfile.TemporaryDirectory() as folder:
+        fill_home(Path(folder), NUM_LISTED_RUNS, 50)
+        env = {**os.environ, "LACHESIS_HOME": folder}
+        costs = {}
+        for name in ("lachesis runs, first", "lachesis runs"):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command = [sys.executable, "-m", "lachesis.cli.main", "runs"]
+            subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            costs[name] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        with serve(Path(folder)) as (client, process):
+            time.sleep(5)  # The list is prepared when the pages start.
+            for name in ("/runs, first", "/runs"):
+                cpu_before = sum(process.cpu_times()[:2])
+                client.get("/runs")
+                costs[name] = sum(process.cpu_times()[:2]) - cpu_before
+    for name, cost_s in costs.items():
+        print(
+            f"{name} at {NUM_LISTED_RUNS:,} runs: {cost_s:.2f} s of processor time "
+            f"(target {TARGET_LIST_S:g})"
+        )
 
 
 def measure_live_cost() -> None:
@@ -192,6 +225,7 @@ def main() -> None:
     print("  runs page            first s  again s target s    kB sent")
     for number in map(int, args.runs.split(",")):
         measure_home(number, args.steps)
+    measure_list_cost()
     measure_live_cost()
 
 

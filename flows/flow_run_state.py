@@ -88,8 +88,10 @@ def raise_if_stop_requested() -> None:
         # It stops with a checkpoint, as if it was cancelled.
         raise StopRequested(EndCause.SUSPENDED)
     # A person may have set another state by hand; the flow itself completes only at its end.
-    if state in ("CANCELLING", "CANCELLED", "COMPLETED"):
-        raise StopRequested(EndCause.PREFECT, f"marked as {state.lower()} in Prefect")
+    if state in ("CANCELLING", "CANCELLED"):
+        raise StopRequested(EndCause.PREFECT)
+    if state == "COMPLETED":
+        raise StopRequested(EndCause.PREFECT, "marked as completed in Prefect")
     if state in ("CRASHED", "FAILED"):
         raise FlowRunLostError(
             EndCause.FLOW_LOST,

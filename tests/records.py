@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lachesis.config.launch_spec import LaunchSpec
+from lachesis.config.run_config import resolve_run_config
 from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
 
 
 def make_record(set_fields: dict[str, Any] | None = None, **changes: Any) -> RunRecord:
@@ -24,3 +26,11 @@ def make_record(set_fields: dict[str, Any] | None = None, **changes: Any) -> Run
     values |= changes
     spec = LaunchSpec(environment=values["environment"], profile=values["profile"])
     return RunRecord(**{"spec": spec.with_set_fields(set_fields or {}), **values})
+
+
+def create_run(store: RunStore, **values: Any) -> RunRecord:
+    """Create a run with a new id and a valid configuration, and return its record."""
+    record = make_record(run_id=store.new_id(), **values)
+    config = resolve_run_config("sums", "embedded", {}, model="m")
+    store.create(record, config.to_yaml())
+    return record

@@ -30,13 +30,13 @@ from lachesis.operations.launches import (
     find_missing_keys,
     start_run,
 )
+from lachesis.operations.run_lists import list_runs_with_warning
 from lachesis.operations.runs import (
     find_queue_position,
     get_results,
     get_run,
     get_run_url,
     get_status,
-    list_runs_with_warning,
     read_editable_values,
     resume_run,
     stop_run,

@@ -1,10 +1,8 @@
-"""Say which values can be a reward, and name the type of arrays."""
+"""Say which values can be a reward."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 # Sums and squares of larger numbers soon become infinite.
 MAX_ABS_SCORE = 1e30
@@ -22,7 +20,3 @@ def is_score(value: Any) -> bool:
         return abs(float(value)) < MAX_ABS_SCORE
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-# An array of any shape and element type; docstrings and suffixes of names give both.
-Array = np.ndarray[Any, Any]

@@ -8,6 +8,7 @@ wrong arguments, 130 interrupted.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -29,6 +30,9 @@ from lachesis import __version__
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
 from lachesis.base.formatting import suggest
 from lachesis.models.transformers_import import leave_out_bitsandbytes
+
+# How many new objects make Python look for garbage.
+GARBAGE_THRESHOLD = 50_000
 
 DESCRIPTION = (
     "Train language models with reinforcement learning: find environments, launch, watch and stop "
@@ -212,6 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     if argv is None:  # The process ends with this command.
         leave_out_bitsandbytes()
+        # Most objects of a command live until its end; looking for garbage takes a tenth of it.
+        gc.set_threshold(GARBAGE_THRESHOLD)
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     app = build_app()

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError, InsufficientMemoryError
-from lachesis.base.reward_values import Array
 from lachesis.engine import losses
 from lachesis.engine.base_model import lora_layers
 from lachesis.engine.base_model.device import is_out_of_memory, release_cached_memory

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
-from lachesis.base.reward_values import Array
 from lachesis.engine import losses
 from lachesis.engine.base_model.forward_pass import BaseLanguageModel
 from lachesis.engine.base_model.output_head import MAX_LOGITS_PER_PART

@@ -47,8 +47,6 @@ ADVISABLE_FIELDS = (
 )
 # The methods of an environment from which a tiny model can be taught.
 EXAMPLE_METHOD = re.compile(r"def (?:gold|example)\(")
-# Newest runs of a list whose judgement is refreshed when it is out of date.
-MAX_JUDGED_RUNS = 50
 # Seconds after which the judgement of a living run is refreshed when the run is shown. The monitor
 # refreshes it every minute.
 MAX_HEALTH_AGE_S = 180.0
@@ -68,7 +66,7 @@ def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHea
 def read_final_judgement(record: RunRecord) -> RunHealth | None:
     """Return the judgement of a run that has ended, which is made once, or None before it."""
     health = record.health or {}
-    if not record.has_ended or not health.get("final"):
+    if not record.has_final_judgement:
         return None
     return RunHealth.model_validate({name: health[name] for name in RunHealth.model_fields})
 
@@ -93,7 +91,7 @@ def judge_ended_run(store: RunStore, record: RunRecord) -> RunRecord:
 
     An error while judging or writing is logged and the record is returned unchanged.
     """
-    if not record.has_ended or read_final_judgement(record):
+    if not record.has_ended or record.has_final_judgement:
         return record
     try:
         should_save = not is_elsewhere(record)
@@ -121,14 +119,6 @@ def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
     except Exception as error:
         log.warning("run %s was not judged: %s", record.run_id, error)
         return record
-
-
-def refresh_newest_health(store: RunStore, records: list[RunRecord]) -> list[RunRecord]:
-    """Return the records, with refreshed judgements for the newest `MAX_JUDGED_RUNS` of them."""
-    return [
-        *(refresh_health(store, record) for record in records[:MAX_JUDGED_RUNS]),
-        *records[MAX_JUDGED_RUNS:],
-    ]
 
 
 def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> dict[str, Any]:

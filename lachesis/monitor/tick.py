@@ -28,7 +28,8 @@ from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
 from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.submit import get_run_url, resubmit_run
+from lachesis.prefect_client.resubmit import resubmit_run
+from lachesis.prefect_client.submit import get_run_url
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import has_crashed, is_elsewhere
 from lachesis.runs.folder import RunDir

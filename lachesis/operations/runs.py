@@ -11,9 +11,10 @@ from lachesis.base.json_text import Json
 from lachesis.base.waiting import wait_until
 from lachesis.config.field_edits import get_editable_values
 from lachesis.launch.resume import prepare_resume
-from lachesis.monitor.run_health import refresh_health, refresh_newest_health
-from lachesis.prefect_client import background_serve, refresh, stop, submit
+from lachesis.operations.run_lists import judge_run
+from lachesis.prefect_client import background_serve, refresh, stop
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.resubmit import resubmit_run
 from lachesis.prefect_client.stop import wait_until_gone
 from lachesis.prefect_client.submit import find_queue_position, get_run_url
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
@@ -38,32 +39,6 @@ def get_run(store: RunStore, run_id: str) -> RunRecord:
     return refresh.refresh_run(store, store.load(run_id))
 
 
-def list_runs(store: RunStore) -> list[RunRecord]:
-    """Return all runs, the newest first."""
-    return list_runs_with_warning(store)[0]
-
-
-def list_runs_with_warning(store: RunStore) -> tuple[list[RunRecord], str | None]:
-    """Return all runs, newest first, and what prevents their statuses from being up to date, or
-    None.
-    """
-    records, unreadable = store.scan()
-    observed_records, warning = refresh.refresh_runs(store, records)
-    damage_warning = (
-        unreadable
-        and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see "
-        f"{store.root}"
-    )
-    return refresh_newest_health(store, observed_records), "; ".join(
-        text for text in (warning, damage_warning) if text
-    ) or None
-
-
-def judge_run(store: RunStore, record: RunRecord) -> RunRecord:
-    """Return the record with a judgement that is up to date."""
-    return refresh_health(store, record)
-
-
 def get_status(
     store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
 ) -> RunStatus:
@@ -71,7 +46,7 @@ def get_status(
     interface.
     """
     observed_records, warning = refresh.refresh_runs(store, [store.load(run_id)])
-    record = refresh_health(store, observed_records[0])
+    record = judge_run(store, observed_records[0])
     return build_run_status(
         record,
         store.dir(run_id),
@@ -90,7 +65,7 @@ def get_results(
     interface.
     """
     return build_run_results(
-        refresh_health(store, get_run(store, run_id)),
+        judge_run(store, get_run(store, run_id)),
         store.dir(run_id),
         read_metrics(store, run_id),
         next_step_templates=next_step_templates,
@@ -145,9 +120,7 @@ def resume_run(
         store, record, changes, background_serve.read_key_names(), by_owner=by_owner
     )
     PrefectApi()  # raises when no server is known, before anything is changed
-    return submit.resubmit_run(
-        store, record, config, by_owner=by_owner, auto_resumes=0, **record_changes
-    )
+    return resubmit_run(store, record, config, by_owner=by_owner, auto_resumes=0, **record_changes)
 
 
 def stop_run(store: RunStore, run_id: str, *, now: bool = False, by_agent: bool = False) -> Json:

@@ -21,7 +21,6 @@ from lachesis.base.waiting import wait_until
 from lachesis.config.value_parsing import read_env_number
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import LAUNCHER, read_processes, read_server_info
-from lachesis.supervision.leftovers import find_launcher_leftovers
 
 # The names of the flows, which are also those of their deployments.
 TRAINING_FLOW = "train"
@@ -221,6 +220,9 @@ def stop_server(timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any] | None:
         return None
     launcher = read_processes(server_info).get(LAUNCHER)
     if launcher is None or not launcher.is_alive():
+        # Loaded here: only the end of a killed `serve` needs it, and every list would wait for it.
+        from lachesis.supervision.leftovers import find_launcher_leftovers
+
         for leftover in find_launcher_leftovers(paths.home()):  # It was killed.
             leftover.clean_up()
         return server_info

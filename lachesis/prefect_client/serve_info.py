@@ -20,7 +20,6 @@ from lachesis.base.json_text import Json
 from lachesis.base.managed_process import ProcessIdentity
 from lachesis.base.timestamps import now_iso
 from lachesis.config.profiles import list_all_keys
-from lachesis.supervision.process_marks import build_mark
 
 # The header of an answer that proves which home its server belongs to.
 HOME_HEADER = "lachesis-home"
@@ -141,6 +140,9 @@ def find_expected_proof(api_url: str, home: Path | None = None) -> str | None:
     info = _read_file(home)
     if info is None or info["api_url"] != api_url or SERVER not in info["processes"]:
         return None
+    # Loaded here, because most answers need no proof.
+    from lachesis.supervision.process_marks import build_mark
+
     return make_home_proof(build_mark(home or paths.home()))
 
 

@@ -6,11 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lachesis.base.errors import LachesisError, ServerDownError, StorageError
+from lachesis.base.errors import ServerDownError, StorageError
 from lachesis.base.json_text import Json
-from lachesis.config.run_config import RunConfig
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
-from lachesis.launch.resume import begin_next_attempt, undo_attempt
 from lachesis.prefect_client.api_requests import was_never_sent, was_refused
 from lachesis.prefect_client.background_serve import (
     TEST_FLOW,
@@ -65,40 +63,6 @@ def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
 def _select(changes: Json, newest: RunRecord, attempt: int) -> Json:
     """Return the changes, or none for a run whose flow has begun meanwhile."""
     return changes if (newest.attempt, newest.status) == (attempt, "pending") else {}
-
-
-def resubmit_run(
-    store: RunStore,
-    record: RunRecord,
-    config: RunConfig | None = None,
-    *,
-    by_owner: bool = True,
-    **changes: object,
-) -> RunRecord:
-    """Continue an ended run from its newest checkpoint, as a new attempt.
-
-    Of several calls at once one makes the attempt, and all have its run.
-
-    Args:
-        store: The runs of this home.
-        record: The run.
-        config: The configuration of the new attempt, if it is not that of the last one.
-        by_owner: Whether the owner of this installation resumes it; see `begin_next_attempt`.
-        changes: What changes in its record besides.
-
-    Raises:
-        LachesisError: The run is then as it was.
-    """
-    queued_record, former_fields = begin_next_attempt(
-        store, record, changes, config, by_owner=by_owner
-    )
-    if not former_fields:
-        return queued_record
-    try:
-        return submit_run(store, queued_record)
-    except LachesisError:
-        undo_attempt(store, queued_record, former_fields)
-        raise
 
 
 def list_parameters(record: RunRecord) -> Json:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lachesis.base.errors import LachesisError
-from lachesis.monitor.run_health import refresh_newest_health
+from lachesis.monitor.run_health import judge_ended_run
 from lachesis.prefect_client.refresh import refresh_runs
 from lachesis.reporting.run_list import RunSummary, summarize_run
 from lachesis.rollouts.groups import GroupTable, read_group_table
@@ -29,6 +29,8 @@ from lachesis.runs.store import RunStore
 log = logging.getLogger(__name__)
 # Seconds between two questions to the Prefect server about the runs that have not ended.
 REFRESH_S = 10.0
+# Newest ended runs that nobody has judged yet, of which so many are judged at once.
+MAX_JUDGED_RUNS = 50
 # Runs whose steps are kept in memory; one of 2,500 steps takes some 20 MB.
 MAX_KEPT_STEPS = 16
 # Runs whose groups of rollouts are kept likewise.
@@ -142,9 +144,10 @@ class RunCache:
         try:
             records = self.store.all()
             unsettled = [record for record in records if not record.has_ended]
-            unjudged = [record for record in records if not (record.health or {}).get("final")]
             refresh_runs(self.store, unsettled)
-            refresh_newest_health(self.store, [record for record in unjudged if record.has_ended])
+            unjudged = [record for record in records if not record.has_final_judgement]
+            for record in unjudged[:MAX_JUDGED_RUNS]:
+                judge_ended_run(self.store, record)
         except (LachesisError, OSError) as error:
             log.warning("the states of the runs are not refreshed: %s", error)
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import tsdownsample
 
+from lachesis.base.arrays import Array
 from lachesis.base.json_text import Json
-from lachesis.base.reward_values import Array
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import find_first_bad_step

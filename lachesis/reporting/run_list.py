@@ -17,8 +17,12 @@ from typing import Any
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config.run_fields import INFRASTRUCTURE, Section
-from lachesis.reporting.run_headline import choose_mark, needs_a_look
-from lachesis.reporting.run_view import REWARD_STEPS, compute_mean_reward, count_reward_steps
+from lachesis.reporting.mean_rewards import (
+    REWARD_STEPS,
+    compute_mean_reward,
+    count_reward_steps,
+)
+from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
     BASE_PREFIX,

@@ -17,6 +17,7 @@ from lachesis.checkpoints.export_weights import find_weights
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.prices import TokenCounts
 from lachesis.inference_tests.forecast import ActualUsage, Forecast, compare_with_forecast
+from lachesis.reporting.mean_rewards import compute_mean_reward, count_reward_steps
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
 from lachesis.reporting.run_schemas import (
     LastError,
@@ -40,9 +41,6 @@ from lachesis.runs.metrics import Step, sample_history, select_key_metrics
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
 from lachesis.spending.budgets import TOKEN_KINDS, compute_budget_usage, read_spent_file
 
-# Maximum number of steps that the first and the last reward of a run are averaged over, because one
-# step has few prompts.
-REWARD_STEPS = 5
 # A step that is later than the others by this factor, and by this many seconds, has no known end.
 MAX_LATENESS, MIN_LATE_S = 5, 30.0
 # Number of last steps whose pace gives the estimated time until the end.
@@ -313,11 +311,6 @@ def estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
     return round(float(max(0, record.total_steps - recent_steps[-1]["step"]) * seconds_per_step), 1)
 
 
-def count_reward_steps(num_steps: int) -> int:
-    """Return how many steps the first and the last mean reward of a run are averaged over."""
-    return max(1, min(REWARD_STEPS, num_steps // 2))  # No step is in both.
-
-
 def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
     if not steps:
         return {}
@@ -326,14 +319,6 @@ def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]
         "first": compute_mean_reward(steps[:count]),
         "last": compute_mean_reward(steps[-count:]),
     }
-
-
-def compute_mean_reward(steps: list[Step]) -> float | None:
-    """Return the mean of the steps' mean rewards with four decimals, or None if there is none."""
-    rewards = [step["reward/mean"] for step in steps if step.get("reward/mean") is not None]
-    if not rewards:
-        return None
-    return round(float(sum(rewards)) / len(rewards), 4)
 
 
 # Number of last steps whose rollouts make an accuracy, because one step has few prompts.

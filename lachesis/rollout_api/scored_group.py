@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.base.reward_values import Array, is_score
+from lachesis.base.arrays import Array
+from lachesis.base.reward_values import is_score
 
 # Lists with one row per rollout, which has one entry per token.
 PER_TOKEN_FIELDS = ("masks", "inference_logprobs", "distill_token_ids", "distill_logprobs")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.json_text import Json
-from lachesis.base.reward_values import Array
 from lachesis.rollouts.parquet_files import FlatLists
 from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch
 

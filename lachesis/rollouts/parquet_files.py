@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json
-from lachesis.base.reward_values import Array
 
 if TYPE_CHECKING:
     import polars as pl

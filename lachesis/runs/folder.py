@@ -13,6 +13,7 @@ from typing import IO
 from lachesis.base.errors import RunStateError
 from lachesis.base.files import open_owner_only, storage_errors
 
+RECORD_NAME = "run.json"
 # A run that lives notes it more often than this.
 SIGN_OF_LIFE_S = 60.0
 
@@ -22,7 +23,7 @@ class RunDir:
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.path = root / run_id
-        self.record = self.path / "run.json"
+        self.record = self.path / RECORD_NAME
         # What was asked for at the start; it is never rewritten.
         self.config = self.path / "config.yaml"
         # A folder per attempt: where it ran, and the configuration that its processes were given.

@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 MACHINE_ID_FILE = Path("/etc/machine-id")
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 # Hosts without a boot id identify a boot by its start time, which moves a little when the clock is
@@ -45,7 +43,9 @@ def read_boot_id() -> str:
     """
     try:
         return BOOT_ID_FILE.read_text().strip()
-    except OSError:  # not Linux
+    except OSError:  # This is not Linux.
+        import psutil
+
         return f"{_BOOT_TIME_PREFIX}{psutil.boot_time():.0f}"
 
 

@@ -193,6 +193,11 @@ class RunRecord(BaseModel):
         return iso_to_unix_s(self.started_at or self.queued_at)
 
     @property
+    def has_final_judgement(self) -> bool:
+        """Return whether the run has ended and was judged since, which is done once."""
+        return self.has_ended and bool((self.health or {}).get("final"))
+
+    @property
     def learning(self) -> str:
         """Return the word of the last judgement; without one `too early`, or `unknown` after the
         end.

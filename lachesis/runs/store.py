@@ -19,7 +19,7 @@ from lachesis.base import paths
 from lachesis.base.errors import StorageError, UnknownRunError, shorten
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.config.run_config import RunConfig
-from lachesis.runs.folder import RunDir
+from lachesis.runs.folder import RECORD_NAME, RunDir
 from lachesis.runs.record import (
     RunRecord,
     ServiceRecord,
@@ -31,10 +31,10 @@ LOCK_S = 10.0
 
 # Records by their files, each with the inode, the time of change and the size that its file had. A
 # program that goes on running opens a record again only after it was changed.
-_kept_records: dict[Path, tuple[tuple[int, int, int], RunRecord]] = {}
+_kept_records: dict[str, tuple[tuple[int, int, int], RunRecord]] = {}
 
 
-def _read_record(file: Path) -> RunRecord:
+def _read_record(file: str) -> RunRecord:
     """Return the record in a file.
 
     Raises:
@@ -44,12 +44,14 @@ def _read_record(file: Path) -> RunRecord:
     state = _read_state(file)
     kept = _kept_records.get(file)
     if kept is None or kept[0] != state:
-        kept = _kept_records[file] = (state, RunRecord.model_validate_json(file.read_bytes()))
+        with open(file, "rb") as stream:
+            record = RunRecord.model_validate_json(stream.read())
+        kept = _kept_records[file] = (state, record)
     return kept[1]
 
 
-def _read_state(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
+def _read_state(file: str) -> tuple[int, int, int]:
+    status = os.stat(file)
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
@@ -97,7 +99,8 @@ class RunStore:
         with storage_errors(file):
             if file.stat().st_mtime_ns <= before_ns:
                 os.utime(file, ns=(before_ns + 1, before_ns + 1))
-            _kept_records[file] = (_read_state(file), RunRecord.model_validate_json(text))
+            state = _read_state(str(file))
+            _kept_records[str(file)] = (state, RunRecord.model_validate_json(text))
 
     def discard(self, run_id: str) -> None:
         """Remove a run that was never submitted."""
@@ -114,7 +117,7 @@ class RunStore:
         file = self.dir(run_id).record
         with storage_errors(file):
             try:
-                return _read_record(file)
+                return _read_record(str(file))
             except ValidationError as error:
                 raise StorageError(
                     f"{file} is damaged ({error.errors()[0]['msg']}); the run's other files are "
@@ -191,25 +194,23 @@ class RunStore:
         """
         records, unreadable = [], []
         with storage_errors(self.root):
-            if self.root.exists():
-                folders = [Path(entry) for entry in os.scandir(self.root)]
-            else:
-                folders = []
-        for folder in folders:
+            names = os.listdir(self.root) if self.root.exists() else []
+        # Strings, because making and comparing ten thousand paths takes longer than reading them.
+        present = {name: os.path.join(self.root, name, RECORD_NAME) for name in names}
+        for name, file in present.items():
             try:
-                record = _read_record(folder / "run.json")
+                record = _read_record(file)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValidationError):
-                unreadable.append(folder.name)
+                unreadable.append(name)
                 continue
-            if record.run_id == folder.name:
+            if record.run_id == name:
                 records.append(record)
             else:  # The record belongs to another run.
-                unreadable.append(folder.name)
-        present = {self.dir(record.run_id).record for record in records}
-        for file in [file for file in _kept_records if file.parent.parent == self.root]:
-            if file not in present:
+                unreadable.append(name)
+        for file in _kept_records.keys() - set(present.values()):
+            if file.startswith(f"{self.root}{os.sep}"):
                 _kept_records.pop(file, None)
         return sorted(records, key=lambda record: record.created_at, reverse=True), unreadable
 

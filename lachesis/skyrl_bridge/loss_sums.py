@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError, ServerProtocolError
-from lachesis.base.reward_values import Array
 from lachesis.skyrl_bridge.client import UpstreamClient
 from lachesis.tinker_server.protobuf_messages import DecodedDatum
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import ServerProtocolError
-from lachesis.base.reward_values import Array
 from lachesis.tinker_server.protobuf_messages import DTYPES, MESSAGE_CLASSES, DecodedDatum
 from lachesis.tinker_server.sample_messages import PromptLogprobs, SampledSequence, SampleResponse
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.base.tinker_client import open_service_client, wait_for_sdk
 from lachesis.tinker_conformance.answer_shape import (
     check_loss_output,

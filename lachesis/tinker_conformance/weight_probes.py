@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import tinker
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import LachesisError, shorten
-from lachesis.base.reward_values import Array
 from lachesis.base.tinker_client import name_refused_answers
 from lachesis.tinker_conformance.answer_shape import LOSS_SUM, check_loss_output
 from lachesis.tinker_conformance.session import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
-from lachesis.base.reward_values import Array
 from lachesis.tinker_server.sample_messages import SampleResponse
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import EngineRequestError
-from lachesis.base.reward_values import Array
 
 never_cancelled: Callable[[], bool] = lambda: False  # noqa: E731
 MAX_TOP_K = 1024

@@ -166,7 +166,7 @@ async def _train(
     tokenizer: PreTrainedTokenizerBase,
     stop: asyncio.Event,
 ) -> None:
-    from lachesis.base.waiting import run_unless_stopped
+    from lachesis.base.stop_event import run_unless_stopped
     from lachesis.checkpoints.manifests import Checkpoints
     from lachesis.trainer.tinker_outages import ServerWatch
     from lachesis.trainer.trained_model import Policy

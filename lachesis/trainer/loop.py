@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lachesis.base.errors import BatchError
-from lachesis.base.waiting import run_unless_stopped
+from lachesis.base.stop_event import run_unless_stopped
 from lachesis.config.run_config import RunConfig
 from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.rollouts.writer import RolloutWriter, StepRollouts

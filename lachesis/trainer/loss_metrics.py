@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_server.token_usage import Usage, find_span_staleness
 from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch, summarize_distribution

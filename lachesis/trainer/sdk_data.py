@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tinker
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.trainer.batch.group_to_datums import Batch, Datum
 from lachesis.trainer.sft_examples import SftExample
 

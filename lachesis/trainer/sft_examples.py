@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import ConfigError, shorten
 from lachesis.base.json_text import split_lines
-from lachesis.base.reward_values import Array
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

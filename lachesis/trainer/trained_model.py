@@ -17,6 +17,7 @@ import numpy as np
 import tinker
 from tinker.lib.base_url import resolve_base_url
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import (
     CheckpointError,
     LachesisError,
@@ -26,7 +27,6 @@ from lachesis.base.errors import (
     shorten,
 )
 from lachesis.base.files import write_private
-from lachesis.base.reward_values import Array
 from lachesis.base.tinker_client import call_sdk, end_session, make_access_error, make_rest_client
 from lachesis.config.run_config import RunConfig
 from lachesis.inference_server.token_usage import Usage

@@ -15,8 +15,8 @@ from lachesis.base.errors import ArgumentsError
 from lachesis.base.formatting import format_duration
 from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import Mark, choose_mark
 from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
+from lachesis.reporting.verdict_marks import Mark, choose_mark
 from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.record import RunRecord
 from lachesis.web.charts import COMPARED_CHARTS, Chart

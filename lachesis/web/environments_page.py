@@ -17,7 +17,7 @@ from lachesis.inference_tests.results import read_samples
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, shorten_model_name
 from lachesis.reporting.rollouts import AnswerColumn, build_answers
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import Mark, make_mark
+from lachesis.reporting.verdict_marks import Mark, make_mark
 from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.wording import count_in_words
 

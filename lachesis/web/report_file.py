@@ -19,7 +19,8 @@ from lachesis.base.errors import StorageError
 from lachesis.base.files import storage_errors, write_private
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.base.timestamps import now_iso
-from lachesis.operations.runs import get_results, get_run, judge_run
+from lachesis.operations.run_lists import judge_run
+from lachesis.operations.runs import get_results, get_run
 from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
 from lachesis.reporting.comparison import Comparison
 from lachesis.reporting.rollouts import (

@@ -19,7 +19,7 @@ from lachesis.reporting.rollouts import (
     read_item_facts,
 )
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import Mark, choose_mark
+from lachesis.reporting.verdict_marks import Mark, choose_mark
 from lachesis.rollouts.groups import (
     Ask,
     GroupOrder,

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from lachesis.base.formatting import format_duration, shorten_count
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import ALARMING, Mark, choose_mark, explain_mark, needs_a_look
 from lachesis.reporting.run_list import (
     LETTERS,
     ROWS_PER_PAGE,
@@ -27,6 +26,7 @@ from lachesis.reporting.run_list import (
     get_model_name,
     select_runs,
 )
+from lachesis.reporting.verdict_marks import ALARMING, Mark, choose_mark, explain_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.record import RunRecord
 from lachesis.web.inline_svg import IntervalDrawing, Sparkline, draw_interval, draw_sparkline

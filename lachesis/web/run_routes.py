@@ -9,9 +9,9 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import choose_mark
 from lachesis.reporting.run_logs import MAX_LINES, TAIL_LINES, choose_log, find_log, view_log
 from lachesis.reporting.run_settings import list_settings
+from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.web.charts import list_metrics
 from lachesis.web.curve_routes import read_curve_request
 from lachesis.web.rendering import make_csv_response, make_page

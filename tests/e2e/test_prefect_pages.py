@@ -18,7 +18,8 @@ import pytest
 from playwright.sync_api import Page
 
 from lachesis.base.json_text import Json
-from lachesis.operations.runs import get_run, list_runs
+from lachesis.operations.run_lists import list_runs
+from lachesis.operations.runs import get_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.e2e.prefect_client import Server

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lachesis.operations.runs import list_runs
+from lachesis.operations.run_lists import list_runs
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.record import RunRecord
 from tests.faults.world import Run, World, frozen

@@ -20,6 +20,7 @@ from lachesis.monitor.tick import Monitor
 from lachesis.operations.runs import get_run, resume_run, stop_run
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import list_parameters
+from lachesis.runs.end_causes import EndCause
 from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
 from tests.faults.signals import NOTICED_S
 from tests.faults.world import EDITS, INTERVAL, ROOT, World
@@ -211,7 +212,8 @@ def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
     record = run.ended()
     assert record.status == "stopped"
-    assert "by a cancellation in Prefect" in (record.error or "")
+    assert record.end_cause is EndCause.PREFECT
+    assert "cancelled in Prefect" in (record.error or "")
     assert run.kept() == run.steps()[-1]
     row(
         fault="cancel in Prefect",

@@ -118,7 +118,7 @@ def rename(run_id: str, number: int) -> None:
 
 
 def look(run_id: str, number: int) -> None:
-    from lachesis.operations.runs import list_runs
+    from lachesis.operations.run_lists import list_runs
 
     list_runs(_open_store())
 

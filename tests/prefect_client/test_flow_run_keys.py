@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lachesis.base.errors import RunStateError
-from lachesis.config import run_config
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_results, get_status
@@ -24,10 +23,9 @@ from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import find_queue_position, submit_run
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
-from lachesis.runs.record import RunRecord
 from lachesis.runs.removal import remove_run
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.records import create_run, make_record
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -48,13 +46,6 @@ def store(clean_environment: Path) -> RunStore:
     return RunStore(clean_environment)
 
 
-def create(store: RunStore, **values: Any) -> RunRecord:
-    record = make_record(run_id=store.new_id(), **values)
-    config = run_config.resolve_run_config("sums", "embedded", {}, model="m")
-    store.create(record, config.to_yaml())
-    return record
-
-
 def schedule(api: PrefectApi, deployment: str, key: str, **parameters: Any) -> str:
     flow_run = api.create_flow_run(
         deployment, name=key, parameters=parameters, tags=["lachesis"], key=key
@@ -65,7 +56,7 @@ def schedule(api: PrefectApi, deployment: str, key: str, **parameters: Any) -> s
 def test_a_submitted_flow_run_performs_the_run_of_its_key(
     store: RunStore, prefect_api: PrefectApi, deployment: str
 ) -> None:
-    submitted = submit_run(store, create(store))
+    submitted = submit_run(store, create_run(store))
     assert choose_run_id(store, "", submitted.flow_run_id) == submitted.run_id
     assert choose_run_id(store, "00000000", submitted.flow_run_id) == submitted.run_id
     # "Copy to new run" in Prefect copies the parameters and not the key.
@@ -90,7 +81,7 @@ def test_a_retry_of_an_earlier_attempt_is_refused(
     store: RunStore, prefect_api: PrefectApi, deployment: str
 ) -> None:
     """Its run has moved on, alive or not, and must not get an attempt more."""
-    record = submit_run(store, create(store))
+    record = submit_run(store, create_run(store))
     earlier = record.flow_run_id
     require_free_run(store, record, earlier)
     resumed = submit_run(store, store.update(record.run_id, attempt=2, flow_run_id=None))
@@ -109,7 +100,7 @@ def test_a_retry_of_an_earlier_attempt_is_refused(
 def test_a_resume_of_a_run_that_was_removed_is_refused(
     store: RunStore, prefect_api: PrefectApi, deployment: str
 ) -> None:
-    record = create(store, attempt=2, status="failed")
+    record = create_run(store, attempt=2, status="failed")
     flow_run_id = schedule(prefect_api, deployment, record.submission_key)
     assert choose_run_id(store, "", flow_run_id) == record.run_id
     remove_run(store, record)
@@ -137,7 +128,7 @@ def test_the_queue_is_that_of_prefect_and_no_other_run_is_read(
     store: RunStore, prefect_api: PrefectApi, deployment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LACHESIS_MAX_RUNS", "1")
-    submitted = [submit_run(store, create(store)) for _ in range(3)]
+    submitted = [submit_run(store, create_run(store)) for _ in range(3)]
 
     def refuse(*_: object) -> None:
         raise AssertionError("the records of all runs are read")

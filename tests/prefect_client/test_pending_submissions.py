@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.errors import LachesisError, RunStateError, ServerDownError, StorageError
 from lachesis.base.timestamps import now_iso
-from lachesis.config import run_config
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.inference_tests import store as inference_test_store
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
@@ -22,14 +20,14 @@ from lachesis.prefect_client.background_serve import TEST_FLOW
 from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.refresh import refresh_run, refresh_test
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.prefect_client.resubmit import resubmit_run
 from lachesis.prefect_client.runs_from_prefect import find_or_create_test
 from lachesis.prefect_client.stop import cancel_run
 from lachesis.runs import store as store_module
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.ledger import read_ledger
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
-from tests.records import make_record
+from tests.records import create_run
 
 pytestmark = pytest.mark.timeout(300)
 UNKNOWN: tuple[Fault, ...] = ("answer late", "answer lost", "request lost", "busy")
@@ -50,13 +48,6 @@ def faults(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers
 @pytest.fixture
 def store(clean_environment: Path) -> RunStore:
     return RunStore(clean_environment)
-
-
-def create(store: RunStore, **values: Any) -> RunRecord:
-    record = make_record(run_id=store.new_id(), **values)
-    config = run_config.resolve_run_config("sums", "embedded", {}, model="m")
-    store.create(record, config.to_yaml())
-    return record
 
 
 def create_test(tests: InferenceTestStore) -> InferenceTest:
@@ -86,7 +77,7 @@ def test_a_start_without_an_answer_is_sent_until_it_is_known(
 ) -> None:
     """Nothing is said to have failed, and the server has one flow run in the end."""
     faults.fault = fault
-    record = submit.submit_run(store, create(store))
+    record = submit.submit_run(store, create_run(store))
     assert (record.status, record.flow_run_id) == ("pending", None)
     assert record.phase == submit.UNCONFIRMED
     assert refresh_run(store, record).flow_run_id is None, "still nobody knows"
@@ -105,8 +96,10 @@ def test_a_resume_without_an_answer_is_never_undone(
     faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
 ) -> None:
     faults.fault = fault
-    ended = create(store, status="failed", ended_at=now_iso(), started_at=now_iso(), error="boom")
-    resumed = submit.resubmit_run(store, ended)
+    ended = create_run(
+        store, status="failed", ended_at=now_iso(), started_at=now_iso(), error="boom"
+    )
+    resumed = resubmit_run(store, ended)
     assert (resumed.attempt, resumed.status, resumed.flow_run_id) == (2, "pending", None)
     faults.fault = "none"
     sent = refresh_run(store, resumed)
@@ -159,11 +152,11 @@ def test_only_a_refusal_takes_a_start_back(
     with pytest.raises(ServerDownError, match="HTTP 409"):
         start_run(store, LaunchSpec(environment="arithmetic"))
     assert store.all() == []
-    ended = create(store, status="stopped", ended_at=now_iso(), started_at=now_iso())
+    ended = create_run(store, status="stopped", ended_at=now_iso(), started_at=now_iso())
     with pytest.raises(ServerDownError, match="HTTP 409"):
-        submit.resubmit_run(store, ended)
+        resubmit_run(store, ended)
     assert store.load(ended.run_id) == ended
-    pending = create(store)
+    pending = create_run(store)
     refused = refresh_run(store, pending)
     assert refused.status == "failed"
     assert "HTTP 409" in (refused.error or "")
@@ -175,7 +168,7 @@ def test_only_a_refusal_takes_a_start_back(
 
 def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) -> None:
     """The flow of a resume may have begun before a second look at the server is refused."""
-    ended = create(store, status="failed", ended_at=now_iso(), started_at=now_iso())
+    ended = create_run(store, status="failed", ended_at=now_iso(), started_at=now_iso())
     queued, former = begin_next_attempt(store, ended, {})
     for changes in ({"status": "starting", "flow_run_id": "f"}, {"attempt": 3}):
         gone_on = store.update(ended.run_id, **changes)
@@ -193,7 +186,7 @@ def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
     prefect_api: PrefectApi,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record = create(store)
+    record = create_run(store)
 
     def refuse(file: Path, text: str) -> None:
         raise StorageError(f"{file}: No space left on device")
@@ -218,12 +211,12 @@ def test_a_late_start_of_a_run_that_has_ended_is_refused(
 ) -> None:
     """It was stopped, or was pending for a day, while nobody knew that Prefect had accepted it."""
     faults.fault = "answer lost"
-    stopped = submit.submit_run(store, create(store))
+    stopped = submit.submit_run(store, create_run(store))
     cancel_run(store, stopped)
     (flow_run_id,) = find_flow_runs(prefect_api, f"{stopped.run_id}-1")
     assert (prefect_api.read_flow_run(flow_run_id) or {})["state"]["type"] == "CANCELLED"
     long_ago = (datetime.now(UTC) - timedelta(days=2)).isoformat()
-    forgotten = refresh_run(store, create(store, queued_at=long_ago))
+    forgotten = refresh_run(store, create_run(store, queued_at=long_ago))
     assert forgotten.error == pending_submissions.NEVER_SUBMITTED
     for record in (store.load(stopped.run_id), forgotten):
         with pytest.raises(RunStateError, match=f"`lachesis resume {record.run_id}` starts it"):

@@ -22,7 +22,8 @@ from lachesis.cli.terminal import localize_times
 from lachesis.config import run_config as run_config
 from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.run_health import refresh_health
-from lachesis.operations.runs import get_results, get_status, list_runs_with_warning
+from lachesis.operations.run_lists import list_runs_with_warning
+from lachesis.operations.runs import get_results, get_status
 from lachesis.prefect_client import refresh
 from lachesis.reporting.run_list import summarize_run
 from lachesis.reporting.run_view import build_run_status

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
-from lachesis.reporting.run_headline import choose_mark, describe_verdict, needs_a_look
+from lachesis.reporting.run_headline import describe_verdict
 from lachesis.reporting.run_list import RunSummary
+from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint, to_point
 from lachesis.runs.record import RunRecord
 from lachesis.web.wording import (

@@ -132,7 +132,7 @@ def test_other_ends_say_their_reason(
     server: type[Answering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.state = {"type": "CANCELLING"}
-    with pytest.raises(StopRequested, match="cancelling"):
+    with pytest.raises(StopRequested, match="cancelled in Prefect"):
         flow_run_state.raise_if_stop_requested()
     server.state = {"type": "COMPLETED"}
     with pytest.raises(StopRequested, match="marked as completed in Prefect"):

@@ -24,7 +24,7 @@ from lachesis.cli.terminal import (
     print_answer,
     shorten_middle,
 )
-from lachesis.operations.runs import list_runs_with_warning
+from lachesis.operations.run_lists import list_runs_with_warning
 from lachesis.reporting.run_list import RunSummary, find_differing_settings, summarize_run
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.record import RunRecord, RunStatusName

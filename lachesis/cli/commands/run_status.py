@@ -31,7 +31,7 @@ from lachesis.cli.terminal import (
 from lachesis.operations.runs import get_results, get_run, get_run_url, get_status
 from lachesis.operations.server import require_server
 from lachesis.reporting.comparison import compare_runs
-from lachesis.reporting.run_view import count_reward_steps
+from lachesis.reporting.mean_rewards import count_reward_steps
 from lachesis.runs.held_out_results import describe_accuracy, describe_evaluation_faults
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import describe_service_state

@@ -20,7 +20,8 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.cli import terminal
 from lachesis.cli.options import Output, Runs
 from lachesis.monitor.run_health import refresh_health
-from lachesis.operations.runs import get_run, list_runs, read_metrics
+from lachesis.operations.run_lists import list_runs
+from lachesis.operations.runs import get_run, read_metrics
 from lachesis.runs.held_out_results import build_held_out_curve, describe_point
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.engine.sampling.token_choice import TokenChoiceSettings, choose_tokens
 from lachesis.tinker_server.sample_messages import MISSING_LOGPROB, PromptLogprobs, SampleRequest
 

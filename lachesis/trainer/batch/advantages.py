@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import BatchError
-from lachesis.base.reward_values import Array
 from lachesis.rollout_api.scored_group import MIN_LOGPROB
 
 AdvantageEstimator = Literal["mean", "mean_std", "leave_one_out"]

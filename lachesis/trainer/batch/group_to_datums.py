@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lachesis.base.arrays import Array
 from lachesis.base.errors import BatchError, shorten
-from lachesis.base.reward_values import Array, is_score
+from lachesis.base.reward_values import is_score
 from lachesis.rollout_api.scored_group import (
     MIN_LOGPROB,
     build_keep_mask,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.trainer.batch.group_to_datums import Batch, BatchSettings, apply_loss_aggregation
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from lachesis.base.reward_values import Array
+from lachesis.base.arrays import Array
 from lachesis.base.tinker_client import call_sdk
 from lachesis.rollout_api.scored_group import build_keep_mask, find_fault
 from lachesis.tinker_conformance.answer_shape import check_prompt_logprobs

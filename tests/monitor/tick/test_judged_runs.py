@@ -11,7 +11,8 @@ from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.monitor.tick_memory import load_memory
-from lachesis.operations.runs import get_results, get_status, list_runs_with_warning
+from lachesis.operations.run_lists import list_runs_with_warning
+from lachesis.operations.runs import get_results, get_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.trainer.batch.advantages import compute_learning_rate

@@ -1,0 +1,42 @@
+"""List the runs of a home, for all surfaces."""
+
+from __future__ import annotations
+
+from lachesis.prefect_client import refresh
+from lachesis.runs.record import RunRecord
+from lachesis.runs.store import RunStore
+
+# Newest runs of a list whose judgement is refreshed when it is out of date.
+MAX_JUDGED_RUNS = 50
+
+
+def list_runs(store: RunStore) -> list[RunRecord]:
+    """Return all runs, the newest first."""
+    return list_runs_with_warning(store)[0]
+
+
+def list_runs_with_warning(store: RunStore) -> tuple[list[RunRecord], str | None]:
+    """Return all runs, newest first, and what prevents their statuses from being up to date, or
+    None.
+    """
+    records, unreadable = store.scan()
+    observed_records, warning = refresh.refresh_runs(store, records)
+    damage_warning = (
+        unreadable
+        and f"the records of these runs cannot be read: {', '.join(unreadable[:10])}; see "
+        f"{store.root}"
+    )
+    judged_records = [judge_run(store, record) for record in observed_records[:MAX_JUDGED_RUNS]]
+    return [*judged_records, *observed_records[MAX_JUDGED_RUNS:]], "; ".join(
+        text for text in (warning, damage_warning) if text
+    ) or None
+
+
+def judge_run(store: RunStore, record: RunRecord) -> RunRecord:
+    """Return the record with a judgement that is up to date."""
+    if record.has_final_judgement:
+        return record
+    # Loaded here: most lists need it for no run, and would take a third longer.
+    from lachesis.monitor.run_health import refresh_health
+
+    return refresh_health(store, record)
