@@ -10,12 +10,13 @@ from typing import Any
 from prefect import runtime
 from prefect.exceptions import Pause, TerminationSignal
 
-from flows.flow_run_state import FlowRunLostError, raise_if_stop_requested
+from flows.flow_run_state import raise_if_stop_requested
 from lachesis.base.errors import (
     BillingError,
     InvalidGroupsError,
     LachesisError,
     MissingKeyError,
+    ProcessExitedError,
     ServerDownError,
     ValidationMissingError,
 )
@@ -161,8 +162,8 @@ def find_end(
     """Return why an attempt has ended, and that as a sentence if more is known than the cause."""
     if error is None:
         return EndCause.COMPLETED, None
-    if isinstance(error, StopRequested | FlowRunLostError):
-        return error.cause, str(error)
+    if isinstance(error, StopRequested):
+        return error.cause, error.sentence
     if isinstance(error, Pause):  # Tasks of Prefect raise it when they see a suspension.
         return EndCause.SUSPENDED, None
     if find_termination_signal(error):
@@ -176,7 +177,7 @@ def find_end(
     if isinstance(error, ValidationMissingError):
         return EndCause.NOT_VALIDATED, str(error)
     if isinstance(error, LachesisError):
-        return EndCause.FAILED, str(error)
+        return EndCause(error.details.get("end_cause", EndCause.FAILED)), str(error)
     return EndCause.FAILED, f"{type(error).__name__}: {error}"
 
 
@@ -195,7 +196,7 @@ def find_cause_of_signal() -> EndCause:
         raise_if_stop_requested()
     except StopRequested as request:
         return request.cause
-    except FlowRunLostError:
+    except ProcessExitedError:  # Nobody waits for the flow run any more.
         pass
     return EndCause.SIGNAL
 

@@ -24,14 +24,6 @@ RUNNER_PID = os.getppid()
 RESUMED_STATES = frozenset({"SCHEDULED", "PENDING"})
 
 
-class FlowRunLostError(ProcessExitedError):
-    """Nobody waits for the end of this flow run any more, so its attempt ends as failed."""
-
-    def __init__(self, cause: EndCause, sentence: str) -> None:
-        super().__init__(sentence)
-        self.cause = cause
-
-
 def make_refusal(error: LachesisError) -> State[Any]:
     """Return the state of a flow run that is refused or skipped; its message is that of the
     error.
@@ -71,11 +63,14 @@ def raise_if_stop_requested() -> None:
 
     Raises:
         StopRequested: Somebody wants the run to end.
-        FlowRunLostError: The runner is gone, or Prefect has given the flow run up.
+        ProcessExitedError: The runner is gone, or Prefect has given the flow run up; its detail
+            `end_cause` says which.
     """
     # A process whose parent has died is adopted by another one.
     if os.getppid() != RUNNER_PID:
-        raise FlowRunLostError(EndCause.SERVE_LOST, CAUSES[EndCause.SERVE_LOST].sentence)
+        raise ProcessExitedError(
+            CAUSES[EndCause.SERVE_LOST].sentence, end_cause=EndCause.SERVE_LOST
+        )
     flow_run_id = runtime.flow_run.id
     if flow_run_id is None:
         return
@@ -93,8 +88,8 @@ def raise_if_stop_requested() -> None:
     if state == "COMPLETED":
         raise StopRequested(EndCause.PREFECT, "marked as completed in Prefect")
     if state in ("CRASHED", "FAILED"):
-        raise FlowRunLostError(
-            EndCause.FLOW_LOST,
+        raise ProcessExitedError(
             f"Prefect has marked flow run {flow_run_id} as {state.lower()}; `lachesis resume` "
             "continues the run",
+            end_cause=EndCause.FLOW_LOST,
         )

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lachesis.runs import host_clock
@@ -27,7 +28,7 @@ def test_without_an_id_the_time_of_the_boot_tells_it(
     monkeypatch.setattr(host_clock, "BOOT_ID_FILE", tmp_path / "none")
     began = []
     for moved_s in (0, 30, 3600):
-        monkeypatch.setattr(host_clock.psutil, "boot_time", lambda moved_s=moved_s: 1.8e9 + moved_s)
+        monkeypatch.setattr(psutil, "boot_time", lambda moved_s=moved_s: 1.8e9 + moved_s)
         began.append(host_clock.read_boot_id())
     assert host_clock.is_same_boot(began[0], began[1])
     assert not host_clock.is_same_boot(began[0], began[2])

@@ -10,6 +10,7 @@ import stat
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given
@@ -254,9 +255,13 @@ def test_a_record_is_opened_again_only_after_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this process or another, also where the clock stands still or goes back."""
-    store, opened = RunStore(tmp_path), list[Path]()
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda file: [opened.append(file), read(file)][1])
+    store, opened = RunStore(tmp_path), list[str]()
+
+    def open_and_note(file: str, mode: str) -> IO[bytes]:
+        opened.append(file)
+        return open(file, "rb")
+
+    monkeypatch.setattr(store_module, "open", open_and_note, raising=False)
     written = record()
     file = store.create(written).record
     assert store.load("0123abcd") == written
@@ -264,7 +269,7 @@ def test_a_record_is_opened_again_only_after_it_has_changed(
     write_private(file, file.read_text().replace('"seed": 0', '"seed": 8'))
     assert [store.load("0123abcd").seed for _ in range(3)] == [8] * 3
     assert store.all() == [store.load("0123abcd")]
-    assert opened == [file]
+    assert opened == [str(file)]
     later_ns = file.stat().st_mtime_ns + 10**12
     os.utime(file, ns=(later_ns, later_ns))
     for note in ("one", "two"):
