@@ -137,17 +137,17 @@ def record_end(store: RunStore, record: RunRecord, error: BaseException | None =
         error: What has ended the attempt; None if all steps are made.
     """
     cause, sentence = find_end(store, record, error)
-    newest = store.load(record.run_id)
-    is_stopped = CAUSES[cause].status == "stopped"
+    unsaved_steps = None
+    if CAUSES[cause].status == "stopped":
+        newest = store.load(record.run_id)
+        unsaved_steps = _describe_unsaved_steps(store.dir(record.run_id), newest)
     ended = end_run(
         store,
-        newest,
+        record,
         cause,
         sentence and redact(sentence),
         service=error.details.get("service") if isinstance(error, LachesisError) else None,
-        unsaved_steps=_describe_unsaved_steps(store.dir(record.run_id), newest)
-        if is_stopped
-        else None,
+        unsaved_steps=unsaved_steps,
         by_flow=True,
     )
     if ended.end_cause is EndCause.SUSPENDED:  # A person wants it to wait.

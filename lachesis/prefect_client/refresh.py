@@ -162,10 +162,11 @@ def _end_run(
     store: RunStore, record: RunRecord, cause: EndCause, sentence: str | None
 ) -> RunRecord:
     """Record how a run ended; if the disk is full, return the updated record without saving it."""
+    error = record.error or sentence
     try:
-        return end_run(store, record, cause, record.error or sentence)
+        return end_run(store, record, cause, error)
     except StorageError as problem:
         log.warning("the end of run %s cannot be written: %s", record.run_id, problem)
         status = CAUSES[cause].status
-        error = record.error or sentence
-        return record.model_copy(update={"status": status, "phase": status, "error": error})
+        fields = {"status": status, "phase": status, "end_cause": cause, "error": error}
+        return record.model_copy(update=fields)
