@@ -47,7 +47,7 @@ class EndRule:
 
     status: EndStatus
     sentence: str
-    """What a person is told where nothing more is known."""
+    """Tells a person why, where nothing more is known."""
     prefect_state: str
     """The name of the final state of the flow run; empty if there is no flow run."""
     next_step: NextStep = "resume"

@@ -40,9 +40,9 @@ class LedgerEntry:
     promised_usd: float | None
     """The most that the run may cost in all of its attempts; None without a limit."""
     earlier_usd: float
-    """What the run's earlier attempts have cost."""
+    """The cost of the run's earlier attempts."""
     total_usd: float | None = None
-    """What the run has cost until the end of this attempt; None before that is known."""
+    """The cost of the run until the end of this attempt; None before it is known."""
 
     @property
     def is_open(self) -> bool:

@@ -55,17 +55,17 @@ def test_a_home_is_copied_to_another_host_while_its_run_goes_on(
     record = copy / "runs" / run.run_id / "run.json"
     before = record.read_bytes()
     for words in (("runs",), ("status", run.run_id), ("results", run.run_id), ("doctor", "--fix")):
-        seen = run_elsewhere(tmp_path, copy, *words)
-        assert "Traceback" not in seen
+        printed = run_elsewhere(tmp_path, copy, *words)
+        assert "Traceback" not in printed
     assert record.read_bytes() == before, "reading writes nothing"
-    seen = run_elsewhere(tmp_path, copy, "status", run.run_id)
-    assert "running" in seen, seen
-    assert f"run {run.run_id} was begun on" in " ".join(seen.split())
+    printed = run_elsewhere(tmp_path, copy, "status", run.run_id)
+    assert "running" in printed, printed
+    assert f"run {run.run_id} was begun on" in " ".join(printed.split())
     run.advances()
     # Who is there may say that it is over in the copy, and go on with it there.
     os.utime(copy / "runs" / run.run_id / ".alive", (1, 1))
-    seen = run_elsewhere(tmp_path, copy, "stop", run.run_id)
-    assert b'"host_lost"' in record.read_bytes(), seen
+    printed = run_elsewhere(tmp_path, copy, "stop", run.run_id)
+    assert b'"host_lost"' in record.read_bytes(), printed
     run.advances()
     assert run.seen().status == "running"
     world.current = run

@@ -64,8 +64,8 @@ def count_flow_runs(key: str) -> int:
 def test_a_start_begins_once(world: World, row: Row, answer: str) -> None:
     with faulty_answers(world, answer):
         run = world.start()
-        told = run.record
-    assert told.status in ("pending", "starting", "running"), told.error
+        answered = run.record
+    assert answered.status in ("pending", "starting", "running"), answered.error
     run.reach("running")
     assert count_flow_runs(run.record.submission_key) == 1
     assert (run.record.attempt, run.seen().status) == (1, "running")
@@ -74,7 +74,7 @@ def test_a_start_begins_once(world: World, row: Row, answer: str) -> None:
         fault=f"Prefect answers {answer}",
         phase="start",
         expected="one run",
-        seen=f"told: {told.phase}; one run",
+        seen=f"told: {answered.phase}; one run",
     )
 
 
@@ -84,8 +84,8 @@ def test_a_resume_begins_once(world: World, row: Row, answer: str) -> None:
     run.reach("running")
     attempt = run.stop().attempt
     with faulty_answers(world, answer):
-        told = resume_run(world.store, run.run_id)
-    assert (told.attempt, told.error) == (attempt + 1, None)
+        resumed = resume_run(world.store, run.run_id)
+    assert (resumed.attempt, resumed.error) == (attempt + 1, None)
     world.wait(lambda: run.record.resumed, SENT_AGAIN_S, "the resume")
     run.advances()
     assert count_flow_runs(run.record.submission_key) == 1
@@ -167,7 +167,7 @@ def test_a_start_is_pending_while_the_home_moves(
     monkeypatch: pytest.MonkeyPatch,
     row: Row,
 ) -> None:
-    """To another folder of its host; a copy on another host sends nothing."""
+    """It moves to another folder of its host; a copy on another host sends nothing."""
     world.end_all_runs()
     before = tmp_path / "before"
     before.mkdir()

@@ -151,7 +151,8 @@ def begin(run_id: str, number: int) -> str | None:
         return "nothing to begin"
     record = find_or_create_run(store, {"run_id": run_id}, flow_run_id)
     require_free_run(store, record, flow_run_id)
-    attempts.runtime = SimpleNamespace(flow_run=SimpleNamespace(id=flow_run_id))  # type: ignore[assignment]
+    flow_run = SimpleNamespace(id=flow_run_id)
+    attempts.runtime = SimpleNamespace(flow_run=flow_run)  # type: ignore[assignment]
     attempts.begin_attempt(store, run_id)
     api.set_state(flow_run_id, {"type": "RUNNING"}, force=True)
     return None

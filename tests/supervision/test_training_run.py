@@ -226,7 +226,8 @@ def watch(
     run = TrainingRun.__new__(TrainingRun)
     run.plan = SimpleNamespace(config=config)  # type: ignore[assignment]
     run.record, run.run_id, run.spent = record or make_record(), "0123abcd", {}
-    run.group = FakeServices(is_environment_running=is_environment_running)  # type: ignore[assignment]
+    services = FakeServices(is_environment_running=is_environment_running)
+    run.group = services  # type: ignore[assignment]
     run.env_ids, run.report = {"environment": 0}, lambda *_: None
     monkeypatch.setattr(run, "_check_run", lambda: None)
     return run._watch_training()
