@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from deployments import serve
 from deployments.serve import PAGES_PORT_VARIABLE, Launcher
 from lachesis.base import managed_process
 from lachesis.supervision.services.ports import reserve_free_ports
@@ -139,3 +140,23 @@ def test_no_pages_are_served_where_the_port_is_0(
     monkeypatch.setenv(PAGES_PORT_VARIABLE, "many")
     launcher._start_pages()
     assert "the environment variable LACHESIS_PAGES_PORT is 'many'" in capsys.readouterr().err
+
+
+def test_no_error_ends_the_launcher(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the server, the runner and all runs; a problem that stays is told once."""
+    looks: list[int] = []
+
+    def restart() -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            launcher.stop_event.set()
+        raise BlockingIOError("no process can be started")
+
+    monkeypatch.setattr(serve, "POLL_S", 0.01)
+    monkeypatch.setattr(launcher, "_restart_what_died", restart)
+    launcher._watch()
+    assert len(looks) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "the watch goes on after BlockingIOError: no process can be started"

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
+from lachesis.base import background_task
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_curves import CurveRequest
 from lachesis.runs.metrics import MetricsFile
@@ -171,4 +172,26 @@ async def test_a_slow_page_gets_the_newest_events(store: RunStore) -> None:
     await wait_until(lambda: broadcast.source.count >= 20)  # type: ignore[union-attr]
     assert queue.qsize() <= 4
     assert json.loads((await queue.get()).data)["count"] > 10
+    broadcast.remove(queue)
+
+
+async def test_a_watch_that_fails_is_begun_again(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pages that listen would wait for ever otherwise."""
+    monkeypatch.setattr(background_task, "FIRST_PAUSE_S", 0.01)
+
+    class Failing(LiveRunList):
+        count = 0
+
+        def poll(self) -> list[tuple[str, dict[str, int]]]:
+            self.count += 1
+            if self.count == 1:
+                raise OSError("the file system is away")
+            return [("changed", {"count": self.count})]
+
+    broadcast = Broadcast(Failing(RunCache(store)), 0.01)
+    queue = broadcast.add()
+    assert json.loads((await queue.get()).data)["count"] == 2
+    assert "the watch of Failing has failed" in caplog.text
     broadcast.remove(queue)
