@@ -95,8 +95,16 @@ def serve_prefect(home: Path) -> Iterator[PrefectApi]:
 
 
 @contextlib.contextmanager
-def run_lingering_flow_runner(api: PrefectApi, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `deployments.runner` with the deployment `linger/test` alone, until it is ready."""
+def run_lingering_flow_runner(
+    api: PrefectApi, folder: Path, changes: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `deployments.runner` with the deployment `linger/test` alone, until it is ready.
+
+    Args:
+        api: The server.
+        folder: Where the flow's file, the home of Prefect and the log are written.
+        changes: Python code that the runner's process executes first.
+    """
     (folder / "lingering.py").write_text(FLOW.format(work_s=WORK_S, linger_s=LINGER_S))
     env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_API_URL": api.url}
     env |= {"PREFECT_HOME": str(folder / "runner"), "PYTHONPATH": str(ROOT)}
@@ -105,7 +113,7 @@ def run_lingering_flow_runner(api: PrefectApi, folder: Path) -> Iterator[subproc
     num_starts = log_file.read_text().count(READY_LINE)
     with log_file.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER], cwd=folder, env=env, stdout=log, stderr=log
+            [sys.executable, "-c", changes + RUNNER], cwd=folder, env=env, stdout=log, stderr=log
         )
     until = deadline(60)
     while log_file.read_text().count(READY_LINE) == num_starts:

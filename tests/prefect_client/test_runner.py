@@ -20,6 +20,18 @@ from tests.prefect_server import (
 )
 from tests.records import make_record
 
+# The first poll of the runner's watch fails, as it does where a private part of Prefect is gone.
+FAILING_WATCH = """
+from deployments import runner
+
+def record_waiting_runs():
+    runner.record_waiting_runs = lambda: print("the watch polls", flush=True)
+    raise AttributeError("gone")
+
+runner.WATCH_POLL_S = 0.1
+runner.record_waiting_runs = record_waiting_runs
+"""
+
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -66,6 +78,17 @@ def test_schedules_of_people_survive_the_start_of_the_runner(
     for _ in range(2):
         with run_lingering_flow_runner(prefect_api, tmp_path):
             assert read_schedules() == before
+
+
+def test_a_watch_of_flow_runs_that_fails_is_begun_again_and_said(
+    prefect_api: PrefectApi, tmp_path: Path
+) -> None:
+    log_file, until = tmp_path / "runner.log", deadline(60)
+    with run_lingering_flow_runner(prefect_api, tmp_path, FAILING_WATCH):
+        while "the watch polls" not in (log := log_file.read_text()):
+            assert time.monotonic() < until, log
+            time.sleep(0.1)
+    assert "the watch of flow runs has failed; it begins again in 1 s" in log
 
 
 def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
