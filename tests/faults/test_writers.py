@@ -5,17 +5,18 @@ late, wrongly or not at all; record, ledger and flow run agree after each step.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lachesis.base.errors import LachesisError
+from lachesis.base.errors import LachesisError, ServerDownError
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
 from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.resources import PrefectApi
@@ -25,6 +26,7 @@ from lachesis.runs.store import RunStore
 from lachesis.spending.agent_limits import compute_committed_cost
 from lachesis.spending.ledger import read_ledger
 from tests.faults.writers import ACTIONS, PER_DAY_USD, POLICY, Writer
+from tests.patience import deadline
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
 from tests.prefect_server import give_database, serve_prefect
 from tests.tinker_cloud.stand_ins import ensure_stand_in
@@ -44,6 +46,7 @@ FAULTS: tuple[Fault, ...] = (
 # Starts and ends are what all other actions need.
 ACTION_NAMES = (*ACTIONS, "start", "start", "begin", "begin", "end", "resume", "remove")
 Step = list[tuple[str, int, int]]
+T = TypeVar("T")
 
 
 @dataclass
@@ -140,7 +143,18 @@ def assert_records_and_flow_runs_agree(scene: Scene) -> None:
 
 def list_flow_runs(scene: Scene) -> list[Any]:
     body = {"flow_runs": {"deployment_id": {"any_": [scene.deployment_id]}}}
-    return list(scene.api._request("POST", "/flow_runs/filter", body))
+    return ask_patiently(lambda: list(scene.api._request("POST", "/flow_runs/filter", body)))
+
+
+def ask_patiently(ask: Callable[[], T]) -> T:
+    """Return the answer of the real server, which four writers may keep busy for some seconds."""
+    until = deadline(60)
+    while True:
+        try:
+            return ask()
+        except ServerDownError:
+            assert time.monotonic() < until
+            time.sleep(0.5)
 
 
 def require_known_or_refused(
@@ -155,13 +169,18 @@ def require_known_or_refused(
     is_waited_for = (
         record is not None and record.status == "pending" and str(record.attempt) == attempt
     )
-    try:
-        found = find_or_create_run(store, {"run_id": run_id}, flow_run["id"])
-        require_free_run(store, found, flow_run["id"])
-        is_begun = True
-    except LachesisError:
-        is_begun = False
-    assert is_begun == is_waited_for, (flow_run, record)
+
+    def may_begin() -> bool:
+        try:
+            found = find_or_create_run(store, {"run_id": run_id}, flow_run["id"])
+            require_free_run(store, found, flow_run["id"])
+        except ServerDownError:
+            raise
+        except LachesisError:
+            return False
+        return True
+
+    assert ask_patiently(may_begin) == is_waited_for, (flow_run, record)
 
 
 def test_what_writers_leave_at_once_agrees(scene: Scene, row: Callable[..., None]) -> None:
