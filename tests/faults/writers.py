@@ -101,8 +101,11 @@ def stop(run_id: str, number: int) -> None:
 def resume(run_id: str, number: int) -> None:
     from lachesis.operations.runs import resume_run
 
+    store = _open_store()
     changes = {"limits.max_cost_usd": 1.0 + number} if number % 3 == 0 else None
-    resume_run(_open_store(), run_id, changes, by_owner=not number % 2)
+    # The owner may give an agent's run more than the policy gives to agents, so each keeps to its
+    # own runs.
+    resume_run(store, run_id, changes, by_owner=not store.load(run_id).by_agent)
 
 
 def remove(run_id: str, number: int) -> None:
@@ -146,8 +149,7 @@ def begin(run_id: str, number: int) -> str | None:
 
     store, api = _open_store(), PrefectApi()
     flow_run_id = api.find_flow_run(store.load(run_id).submission_key)
-    state = (api.read_flow_run(flow_run_id or "") or {}).get("state") or {}
-    if flow_run_id is None or state.get("type") != "SCHEDULED":
+    if flow_run_id is None or not _claim(api, flow_run_id):
         return "nothing to begin"
     record = find_or_create_run(store, {"run_id": run_id}, flow_run_id)
     require_free_run(store, record, flow_run_id)
@@ -158,17 +160,31 @@ def begin(run_id: str, number: int) -> str | None:
     return None
 
 
+def _claim(api: Any, flow_run_id: str) -> bool:
+    """Take a flow run as a runner does, which Prefect lets do one of several."""
+    if api.read_flow_run(flow_run_id)["state"]["type"] != "SCHEDULED":
+        return False
+    body = {"state": {"type": "PENDING"}, "force": False}
+    answer = api._request("POST", f"/flow_runs/{flow_run_id}/set_state", body)
+    return bool(answer["status"] == "ACCEPT")
+
+
 def end(run_id: str, number: int) -> str | None:
     """End the attempt of a run as its flow does: with all steps, or by an error."""
     from flows import attempts
     from lachesis.prefect_client.resources import PrefectApi
+    from lachesis.runs.store import read_effective_config
+    from lachesis.spending.budgets import read_spent_file
 
     store = _open_store()
     record = store.load(run_id)
     if record.status != "starting":
         return "nothing to end"
-    cost_usd = {"cost_usd": round(PER_RUN_USD / (1 + number), 3)}
-    store.dir(run_id).spent.write_text(json.dumps(cost_usd))
+    # A run spends no more than its limit, and what it has spent never becomes less.
+    limit = read_effective_config(store.dir(run_id)).limits.max_cost_usd
+    spent_file = store.dir(run_id).spent
+    spent = max(read_spent_file(spent_file).get("cost_usd", 0), round(limit / (1 + number), 3))
+    spent_file.write_text(json.dumps({"cost_usd": spent}))
     error = None if number % 2 else KeyError("boom")
     ended = attempts.record_end(store, record, error)
     state = {"type": "FAILED" if ended.status == "failed" else "COMPLETED"}
