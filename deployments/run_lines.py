@@ -7,8 +7,9 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from lachesis.base.formatting import format_reward
 from lachesis.prefect_client.submit import get_run_url
-from lachesis.reporting.run_list import summarize_run
+from lachesis.reporting.run_summary import summarize_run
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -73,9 +74,9 @@ class RunLines:
     def _describe_results(self, record: RunRecord) -> str:
         summary = summarize_run(record, self.store.dir(record.run_id))
         parts = []
-        if summary.reward and None not in summary.reward.values():
-            parts.append(f"reward {summary.reward['first']:.3f} → {summary.reward['last']:.3f}")
-        if point := summary.held_out:
-            share = describe_share(point.percent_correct, point.low, point.high)
-            parts.append(f"held out {share}")
+        if summary.reward:
+            first, last = map(format_reward, (summary.reward["first"], summary.reward["last"]))
+            parts.append(f"reward {first} → {last}")
+        if summary.held_out:
+            parts.append(f"held out {describe_share(summary.held_out)}")
         return f": {', '.join(parts)}" if parts else ""

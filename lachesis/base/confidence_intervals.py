@@ -1,8 +1,10 @@
-"""Compute confidence intervals for shares of items."""
+"""Compute confidence intervals for shares of items, and for their differences."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 # The quantile of the normal distribution for a two-sided interval of 95 %.
 Z_95 = 1.959963984540054
@@ -61,3 +63,37 @@ def newcombe_interval(
     below = math.hypot(first_share - first_low, second_high - second_share)
     above = math.hypot(first_high - first_share, second_share - second_low)
     return max(-1.0, difference - below), min(1.0, difference + above)
+
+
+# With fewer items the expansion below is not exact enough.
+MIN_PAIRS = 10
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean difference of two scores of the same item (Student's t).
+
+    The quantile of t is expanded around that of the normal distribution; see formula 26.7.5 of M.
+    Abramowitz and I. Stegun, "Handbook of Mathematical Functions", 1964.
+
+    Args:
+        differences: The second score of each item less the first one.
+
+    Returns:
+        Both ends, or None where there are too few items, or where all differences are equal, of
+            which no spread can be estimated.
+    """
+    num_items = len(differences)
+    if num_items < MIN_PAIRS:
+        return None
+    spread = statistics.stdev(differences)
+    if not spread:
+        return None
+    freedom, z = num_items - 1, Z_95
+    quantile = (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
+    middle, half_width = statistics.fmean(differences), quantile * spread / math.sqrt(num_items)
+    return middle - half_width, middle + half_width

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from lachesis.base.json_text import Json
+from lachesis.base.formatting import format_duration
 from lachesis.cli.options import Output
 
 console = Console(
@@ -41,15 +41,8 @@ STATUS_STYLES = {
     "broken": "red",
 }
 
-# Colours of the judgement of learning. Only a run that was judged healthy is green.
-HEALTH_STYLES = {
-    "healthy": "green",
-    "too early": "",
-    "unknown": "",
-    "not learning": "yellow",
-    "suspect": "yellow",
-    "broken": "red",
-}
+# Colours of the tones of a verdict; see `lachesis.reporting.verdict_marks`.
+TONE_STYLES = {"good": "green", "warn": "yellow", "bad": "red", "none": ""}
 
 
 def print_answer(options: Output, answer: object, view: object) -> None:
@@ -77,14 +70,26 @@ def print_note(text: str) -> None:
     print_sentence(Text(text, style="dim"), stderr_console)
 
 
-def draw_sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Draw values from 0 to 1 as block characters. More than `width` values are averaged."""
-    if not values:
+def draw_sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """Draw values as block characters, from 0 to 1 or else from the least to the greatest.
+
+    More than `width` values are averaged. Where all values are missing there is a blank.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
         return ""
-    parts = min(width, len(values))
-    bounds = [round(index * len(values) / parts) for index in range(parts + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
-    return "".join(_BLOCKS[min(7, max(0, int(value * 8)))] for value in means)
+    low, high = (0.0, 1.0) if min(known) >= 0 and max(known) <= 1 else (min(known), max(known))
+    num_blocks = min(width, len(values))
+    bounds = [round(index * len(values) / num_blocks) for index in range(num_blocks + 1)]
+    text = ""
+    for start, end in itertools.pairwise(bounds):
+        part = [value for value in values[start:end] if value is not None]
+        if not part:
+            text += " "
+            continue
+        share = (sum(part) / len(part) - low) / ((high - low) or 1.0)
+        text += _BLOCKS[min(7, int(share * 8))]
+    return text
 
 
 @contextlib.contextmanager
@@ -121,38 +126,7 @@ def format_eta(seconds: float | None) -> str:
     """Return the remaining time as the end of a sentence, or nothing if it is not known."""
     if seconds is None:
         return ""
-    return f", about {seconds:.0f} s left"
-
-
-def format_count(number: float) -> str:
-    """Return a number with three digits and a word for its size, as in `1.5 million`."""
-    for size, unit in ((1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def format_hours(hours: float) -> str:
-    """Return a duration in hours, minutes or seconds."""
-    if hours >= 1:
-        return f"{hours:.1f} hours"
-    if hours * 60 >= 2:
-        return f"{hours * 60:.0f} minutes"
-    return f"{hours * 3600:.0f} s"
-
-
-def format_forecast(forecast: Json) -> str:
-    """Return one sentence with the steps, tokens, hours and price that a training would take."""
-    tokens, hours, cost = forecast["tokens"], forecast["hours"], forecast.get("cost_usd")
-    if cost:
-        money = f"{cost['low']:,.2f} to {cost['high']:,.2f} US dollars"
-    else:
-        money = "no price known for the base model"
-    planned = forecast["planned"]
-    plan_text = f"{planned['total_steps']} steps of {planned['batch_size']} rollouts"
-    training = f"{format_hours(hours['low'])} to {format_hours(hours['high'])} of training"
-    token_range = f"{format_count(tokens['low'])} to {format_count(tokens['high'])} tokens"
-    return f"{plan_text} take {token_range}, {training}, {money}"
+    return f", about {format_duration(seconds)} left"
 
 
 def format_local_time(iso_time: str) -> str:
@@ -178,20 +152,6 @@ def format_score(score: float | None) -> str:
     if score is None:
         return "(no score)"
     return f"({score:g})"
-
-
-def format_share(share: float, interval: Json | None) -> str:
-    """Return a share, and its 95 % interval if there is one."""
-    if interval:
-        return f"{share:.3f} ({interval['low']:.2f} to {interval['high']:.2f})"
-    return f"{share:.3f}"
-
-
-def format_number(value: float | None) -> str:
-    """Return a number with three decimals, or `none`."""
-    if value is None:
-        return "none"
-    return f"{value:.3f}"
 
 
 # A command in backticks, or a word, with the blanks before it.

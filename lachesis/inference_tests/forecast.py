@@ -22,6 +22,12 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from lachesis.base.formatting import (
+    format_dollars,
+    format_duration,
+    format_range,
+    shorten_count,
+)
 from lachesis.config.prices import Prices, TokenCounts
 
 MIN_RELATIVE_WIDTH = 0.2
@@ -347,3 +353,25 @@ def make_range(values: Sequence[float], digits: int) -> Range:
     """Return the range of a low, an expected and a high value."""
     low, expected, high = (round(value, digits) for value in values)
     return Range(low=low, expected=expected, high=high)
+
+
+def list_forecast_ranges(forecast: Forecast) -> list[tuple[str, str]]:
+    """Return each quantity of a forecast with its range as people write it."""
+    tokens, hours, cost = forecast.tokens, forecast.hours, forecast.cost_usd
+    ranges = [
+        ("tokens", format_range(tokens.low, tokens.high, shorten_count)),
+        ("training", format_range(hours.low * 3600, hours.high * 3600, format_duration)),
+    ]
+    if cost is not None:
+        ranges.append(("cost", format_range(cost.low, cost.high, format_dollars)))
+    return ranges
+
+
+def describe_forecast(forecast: Forecast) -> str:
+    """Return a forecast as one sentence: the tokens, the time and the price of its steps."""
+    planned, ranges = forecast.planned, dict(list_forecast_ranges(forecast))
+    return (
+        f"{planned.total_steps:,} steps of {planned.batch_size:,} rollouts take "
+        f"{ranges['tokens']} tokens, {ranges['training']} of training, "
+        f"{ranges.get('cost', 'no price known for the base model')}"
+    )

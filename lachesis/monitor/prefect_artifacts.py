@@ -18,6 +18,7 @@ from lachesis.monitor.curve_images import render_held_out_curve, render_reward_c
 from lachesis.prefect_client.background_serve import get_deployment_name
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.submit import get_run_url
+from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
 from lachesis.runs.metrics import KEY_METRICS, MetricsFile, Step, sample_history
@@ -168,7 +169,7 @@ def build_overview_row(record: RunRecord) -> dict[str, Any]:
         "step": f"{health['step']} of {record.total_steps}" if health.get("step") else "",
         "reward": health.get("reward"),
         "held out": health.get("held_out"),
-        "learning": record.learning,
+        "verdict": choose_mark(record).word,
         "evidence": record.evidence or "",
         "stalled in": stall,
         "page": get_run_url(record) or "",
@@ -177,7 +178,7 @@ def build_overview_row(record: RunRecord) -> dict[str, Any]:
 
 # The columns of the overview after the run, which links to the page of its flow run; few, because
 # the newer of Prefect's pages are narrow.
-OVERVIEW_COLUMNS = ("environment", "status", "step", "reward", "held out", "learning")
+OVERVIEW_COLUMNS = ("environment", "status", "step", "reward", "held out", "verdict")
 
 
 def render_overview(records: Sequence[RunRecord]) -> str:
@@ -193,7 +194,7 @@ def render_overview(records: Sequence[RunRecord]) -> str:
         if row["stalled in"]:
             row["status"] += f", stalled in {row['stalled in']}"
         if row["evidence"]:
-            row["learning"] = f"{row['learning']}: {row['evidence']}"
+            row["verdict"] = f"{row['verdict']}: {row['evidence']}"
         cells = [escape_cell(format_value(row[column])) for column in OVERVIEW_COLUMNS]
         lines.append(f"| {' | '.join([title, *cells])} |")
     return "\n".join(lines)

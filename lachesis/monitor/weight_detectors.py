@@ -14,6 +14,7 @@ from lachesis.monitor.run_history import (
     Step,
     compute_recent_mean,
 )
+from lachesis.weight_agreement.logprob_gap import BROKEN_LOGPROB_GAP, SUSPECT_LOGPROB_GAP
 
 # Learning rate below which rounding may hide what an update changes.
 MIN_LEARNING_RATE = 1e-6
@@ -115,6 +116,3 @@ def _find_step_before_bad_loss(history: RunHistory) -> int | None:
 # limit is per unit of the learning rate. An update of the embedded engine's tiny model changes a
 # token by about 6 nats per unit, at every rate from 1e-7 to 1e-3.
 MAX_UNCHANGED_NATS, MAX_UNCHANGED_NATS_PER_RATE = 1e-7, 1e-3
-# Mean absolute difference of sampling and training log-probabilities, in nats per token. At 1, the
-# ratio of the importance-sampling loss is wrong by a factor of e for a typical token.
-SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
+from lachesis.base.errors import LachesisError
 from lachesis.prefect_client import refresh
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
+log = logging.getLogger(__name__)
 # Newest runs of a list whose judgement is refreshed when it is out of date.
 MAX_JUDGED_RUNS = 50
 
@@ -30,6 +34,22 @@ def list_runs_with_warning(store: RunStore) -> tuple[list[RunRecord], str | None
     return [*judged_records, *observed_records[MAX_JUDGED_RUNS:]], "; ".join(
         text for text in (warning, damage_warning) if text
     ) or None
+
+
+def refresh_unsettled(store: RunStore) -> None:
+    """Ask the Prefect server about the runs that have not ended, and judge those that have.
+
+    Nothing is raised: what was known before is then still shown.
+    """
+    try:
+        records = store.all()
+        refresh.refresh_runs(store, [record for record in records if not record.has_ended])
+        unjudged = [record for record in store.all() if record.has_ended]
+        unjudged = [record for record in unjudged if not record.has_final_judgement]
+        for record in unjudged[:MAX_JUDGED_RUNS]:
+            judge_run(store, record)
+    except (LachesisError, OSError) as error:
+        log.warning("the states of the runs are not refreshed: %s", error)
 
 
 def judge_run(store: RunStore, record: RunRecord) -> RunRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lachesis.base.errors import ConfigError, shorten
@@ -18,8 +19,13 @@ from lachesis.prefect_client.resubmit import resubmit_run
 from lachesis.prefect_client.stop import wait_until_gone
 from lachesis.prefect_client.submit import find_queue_position, get_run_url
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
-from lachesis.reporting.run_schemas import RunResults, RunStatus
-from lachesis.reporting.run_view import build_run_results, build_run_status, find_log_files
+from lachesis.reporting.run_schemas import (
+    RunResults,
+    RunStatus,
+    build_run_results,
+    build_run_status,
+)
+from lachesis.reporting.run_view import RunView, find_log_files
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run, has_crashed, is_lost_elsewhere
 from lachesis.runs.metrics import MetricsFile
@@ -39,23 +45,64 @@ def get_run(store: RunStore, run_id: str) -> RunRecord:
     return refresh.refresh_run(store, store.load(run_id))
 
 
-def get_status(
-    store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
-) -> RunStatus:
-    """Return the status of the run. `next_step_templates` are the next steps of the user
-    interface.
-    """
+def view_run(store: RunStore, run_id: str) -> RunView:
+    """Return all that is known of a run, as the server and its last judgement tell it."""
+    return observe_run(store, run_id).view
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """Hold what is known of a run, with what only the Prefect server knows."""
+
+    view: RunView
+    ui_url: str | None
+    """Its page in Prefect."""
+    queue: Mapping[str, int] | None
+    """Its place in the queue of this host, if it waits there."""
+    warning: str | None
+    """What prevents the report from being up to date."""
+
+    @property
+    def phase(self) -> str:
+        """Return what the run is doing, in words."""
+        if self.queue:
+            return f"waiting for place {self.queue['place']} in the queue"
+        return self.view.record.phase
+
+
+def observe_run(store: RunStore, run_id: str) -> ObservedRun:
+    """Return what is known of a run now."""
     observed_records, warning = refresh.refresh_runs(store, [store.load(run_id)])
     record = judge_run(store, observed_records[0])
-    return build_run_status(
-        record,
-        store.dir(run_id),
-        read_metrics(store, run_id),
+    return ObservedRun(
+        view=RunView(record, store.dir(run_id), read_metrics(store, run_id)),
         ui_url=get_run_url(record),
         queue=find_queue_position(record, store.home),
         warning=warning,
+    )
+
+
+def build_status(
+    observed: ObservedRun, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
+) -> RunStatus:
+    """Return the status of a run as data. `next_step_templates` are the next steps of the user
+    interface.
+    """
+    return build_run_status(
+        observed.view,
+        phase=observed.phase,
+        ui_url=observed.ui_url,
+        queue=observed.queue,
+        warning=observed.warning,
         next_step_templates=next_step_templates,
     )
+
+
+def get_status(
+    store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
+) -> RunStatus:
+    """Return the status of a run as data; see `build_status`."""
+    return build_status(observe_run(store, run_id), next_step_templates)
 
 
 def get_results(
@@ -64,12 +111,7 @@ def get_results(
     """Return the results of the run. `next_step_templates` are the next steps of the user
     interface.
     """
-    return build_run_results(
-        judge_run(store, get_run(store, run_id)),
-        store.dir(run_id),
-        read_metrics(store, run_id),
-        next_step_templates=next_step_templates,
-    )
+    return build_run_results(view_run(store, run_id), next_step_templates=next_step_templates)
 
 
 def read_metrics(store: RunStore, run_id: str) -> list[Json]:

@@ -1,154 +1,106 @@
-"""Draw the charts of a run: its rewards, its learning, and its timing."""
+"""List the curves of a run's page, and leave out those that would show nothing.
+
+A metric that is the same in every step is a word below the curves, and one that the run does not
+have is not there at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from lachesis.reporting.run_schemas import RunResults
+from lachesis.base.formatting import format_decimal
 from lachesis.runs.metrics import Step
+from lachesis.weight_agreement.logprob_gap import SUSPECT_LOGPROB_GAP
 
-# Steps of the moving average that is drawn over the single steps.
-SMOOTHING_STEPS = 10
-TIMING_KEYS = (
-    "time/rollouts",
-    "time/forward_backward",
-    "time/optim_step",
-    "time/publish",
-    "time/checkpoint",
+
+@dataclass(frozen=True)
+class Chart:
+    """Describe one curve."""
+
+    name: str
+    """The name in addresses and ids."""
+    title: str
+    metrics: tuple[str, ...]
+    unit: str = ""
+    labels: tuple[str, ...] = ()
+    """The names of several metrics in one chart."""
+    is_share: bool = False
+    """Whether the axis is from 0 to 1."""
+    limit: float | None = None
+    """A value from which on a verdict changes."""
+    limit_word: str = ""
+    shows_held_out: bool = False
+
+
+REWARD = Chart("reward", "Reward", ("reward/mean",), shows_held_out=True)
+# The small curves, those first that show most often why a run learns or does not.
+SMALL_CHARTS = (
+    Chart("silent", "Groups without a signal", ("batch/zero_signal_share",), "share",
+          is_share=True),
+    Chart("entropy", "Entropy of sampling", ("entropy/sampling",), "nats per token"),
+    Chart("length", "Length of an answer", ("length/mean",), "tokens"),
+    Chart("gradient", "Norm of the gradient", ("optim/grad_norm",)),
+    Chart("gap", "Sampler and trainer differ", ("logprobs/gap",), "nats per token",
+          limit=SUSPECT_LOGPROB_GAP, limit_word="suspect"),
+    Chart("kl", "KL, sampler to trainer", ("kl/sampling_train",), "nats per token"),
+    Chart("staleness", "Staleness", ("staleness/mean",), "updates behind"),
+    Chart("seconds", "Seconds a step", ("time/rollouts", "time/train"),
+          labels=("wait", "train")),
+    Chart("speed", "Tokens sampled", ("tokens_per_second/sampled",), "per second"),
+    Chart("invalid", "Rollouts without a usable score", ("rollouts/invalid",), "a step"),
+    Chart("raised", "Groups that raised", ("rollouts/raised",), "a step"),
+    Chart("truncated", "Truncated answers", ("rollouts/truncated_share",), "share",
+          is_share=True),
+    Chart("loss", "Loss", ("train/loss",)),
+    Chart("rate", "Learning rate", ("train/learning_rate",)),
+)  # fmt: skip
+COMPARED_CHARTS = (
+    REWARD,
+    *(chart for chart in SMALL_CHARTS if chart.name in ("silent", "entropy")),
+    Chart("seconds", "Seconds a step", ("time/step",)),
 )
-BLUE, ORANGE, GREY = "#2563eb", "#d97706", "#94a3b8"
-MORE_COLOURS = ("#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#b45309")
+# Numbers of every step that no curve is drawn of.
+COUNTERS = ("step", "time")
 
 
-def draw_reward(steps: Sequence[Step], results: RunResults) -> Any:
-    """Draw the mean reward per step, its moving average, and the held-out results with their
-    intervals.
-    """
-    figure, axes = _make_axes(1)
-    _plot_line(axes[0], steps, "reward/mean", GREY, label="one step", width=0.8)
-    _plot_running_mean(axes[0], steps, "reward/mean", BLUE, f"mean of {SMOOTHING_STEPS} steps")
-    environment_keys = _find_environment_keys(steps)
-    _draw_held_out(axes[0], results, is_mixture=bool(environment_keys))
-    for key, colour in zip(environment_keys, MORE_COLOURS, strict=False):
-        _plot_running_mean(axes[0], steps, key, colour, key.split("/")[1])
-    axes[0].set(xlabel="step", ylabel="reward/mean")
-    axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
+@dataclass(frozen=True)
+class ChosenCharts:
+    """Hold the curves of one run, and what is not drawn."""
+
+    main: Chart | None
+    small: list[Chart]
+    flat: list[str]
+    """Metrics that are the same in each step, with their value."""
+    num_metrics: int
 
 
-def _draw_held_out(axis: Any, results: RunResults, *, is_mixture: bool) -> None:
-    """Draw the held-out results, each with a bar for its 95 % interval."""
-    curve = results.held_out_curve
-    if not curve:
-        return
-    environment_suffix = f" {results.environment}" if is_mixture else ""
-    first, last = curve[0].percent_correct, curve[-1].percent_correct
-    label = f"held out{environment_suffix}: {first:.3f} to {last:.3f}"
-    axis.plot(
-        [point.step for point in curve], [point.percent_correct for point in curve], "o-",
-        color=ORANGE, markersize=4,
-        linewidth=1.2, label=label, zorder=3,
-    )  # fmt: skip
-    points_with_interval = [
-        point for point in curve if point.low is not None and point.high is not None
-    ]
-    if points_with_interval:
-        low, high = (
-            [point.low for point in points_with_interval],
-            [point.high for point in points_with_interval],
-        )
-        bars = axis.vlines(
-            [point.step for point in points_with_interval],
-            low,
-            high,
-            color=ORANGE,
-            alpha=0.45,
-            linewidth=3,
-        )
-        bars.set_label(f"its 95 % interval ({points_with_interval[-1].items} items)")
+def choose_charts(steps: Sequence[Step]) -> ChosenCharts:
+    """Return the curves that show something."""
+    drawn, flat = [], []
+    for chart in SMALL_CHARTS:
+        values = [_list_values(steps, metric) for metric in chart.metrics]
+        if not any(values):
+            continue
+        if len(steps) > 1 and all(is_flat(series) for series in values):
+            flat.append(f"{chart.title.lower()} {format_decimal(round(values[0][0], 9))}")
+        else:
+            drawn.append(chart)
+    names = list_metrics(steps)
+    has_reward = bool(_list_values(steps, "reward/mean"))
+    return ChosenCharts(REWARD if has_reward else None, drawn, flat, len(names))
 
 
-def draw_learning(steps: Sequence[Step], results: RunResults) -> Any:
-    """Draw the metrics that the judgement of learning uses."""
-    names = {
-        "batch/zero_signal_share": "groups without a signal",
-        "entropy/sampling": "entropy (nats per token)",
-        "logprobs/gap": "sampling against training (nats per token)",
-        "length/mean": "tokens per completion",
-        "staleness/mean": "staleness (updates)",
-        "weights/change": "change of the weights (nats per token)",
-    }
-    figure, axes = _make_axes(6, columns=2)
-    for axis, (key, title) in zip(axes, names.items(), strict=True):
-        _plot_line(axis, steps, key, GREY, width=0.8)
-        _plot_running_mean(axis, steps, key, BLUE, "")
-        axis.set_title(title, fontsize=9, loc="left")
-    return figure
+def list_metrics(steps: Sequence[Step]) -> list[str]:
+    """Return the names of all metrics of a run."""
+    names: set[str] = set().union(*steps)
+    return sorted(names.difference(COUNTERS))
 
 
-def draw_timing(steps: Sequence[Step], results: RunResults) -> Any:
-    """Draw where the time of a step goes, and the tokens per second."""
-    figure, axes = _make_axes(2)
-    x = [step["step"] for step in steps]
-    stacks = [[step.get(phase) or 0.0 for step in steps] for phase in TIMING_KEYS]
-    axes[0].stackplot(
-        x, stacks, labels=[phase.removeprefix("time/") for phase in TIMING_KEYS], alpha=0.85
-    )
-    usual_step_s = sorted(map(sum, zip(*stacks, strict=True)))[int(0.97 * (len(x) - 1))]
-    # the first step waits for the services
-    axes[0].set(ylabel="seconds per step", ylim=(0, 1.5 * usual_step_s or 1))
-    axes[0].legend(frameon=False, fontsize=8, ncols=len(TIMING_KEYS), loc="upper left")
-    for key, colour in (("tokens_per_second/sampled", BLUE), ("tokens_per_second/trained", ORANGE)):
-        _plot_running_mean(axes[1], steps, key, colour, key.rsplit("/", 1)[1])
-    axes[1].set(xlabel="step", ylabel="tokens per second")
-    axes[1].legend(frameon=False, fontsize=8)
-    return figure
+def is_flat(values: Sequence[float]) -> bool:
+    """Return whether all values are the same, but for rounding."""
+    return max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
 
 
-def _make_axes(count: int, columns: int = 1) -> tuple[Any, list[Any]]:
-    from matplotlib.figure import Figure  # without pyplot there is no window system and no state
-    from matplotlib.ticker import MaxNLocator
-
-    rows = -(-count // columns)
-    figure = Figure(figsize=(9, 3.2 if count == 1 else 1.9 * rows + 0.4), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure, axes
-
-
-def _find_environment_keys(steps: Sequence[Step]) -> list[str]:
-    """Return the metric keys of each environment's reward, if several environments feed the run."""
-    return sorted(
-        {
-            key
-            for step in steps[:1]
-            for key in step
-            if key.startswith("environments/") and key.endswith("/reward_mean")
-        }
-    )
-
-
-def _select_series(steps: Sequence[Step], key: str) -> tuple[list[int], list[float]]:
-    pairs = [(step["step"], step[key]) for step in steps if step.get(key) is not None]
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-def _plot_line(
-    axis: Any, steps: Sequence[Step], key: str, colour: str, *, label: str = "", width: float = 1.6
-) -> None:
-    x, y = _select_series(steps, key)
-    axis.plot(x, y, color=colour, linewidth=width, label=label or None)
-
-
-def _plot_running_mean(axis: Any, steps: Sequence[Step], key: str, colour: str, label: str) -> None:
-    x, y = _select_series(steps, key)
-    axis.plot(x, _compute_running_mean(y), color=colour, linewidth=1.8, label=label or None)
-
-
-def _compute_running_mean(values: Sequence[float]) -> list[float]:
-    """Return the mean of each value and of those before it, SMOOTHING_STEPS in all."""
-    windows = [values[max(0, i - SMOOTHING_STEPS + 1) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
+def _list_values(steps: Sequence[Step], metric: str) -> list[float]:
+    return [value for step in steps if (value := step.get(metric)) is not None]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lachesis.base.confidence_intervals import newcombe_interval
 from lachesis.base.files import storage_errors
+from lachesis.base.formatting import format_reward, format_setting, join_words
 from lachesis.base.json_text import Json
-from lachesis.reporting.run_list import LETTERS, RunSummary, find_differing_settings, summarize_run
-from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve, describe_point
+from lachesis.reporting.held_out_difference import (
+    Difference,
+    ItemShares,
+    compare_results,
+    read_item_shares,
+)
+from lachesis.reporting.run_list import LETTERS
+from lachesis.reporting.run_summary import RunSummary, find_differing_settings
+from lachesis.reporting.run_view import RunView
+from lachesis.runs.held_out_results import HeldOutPoint, describe_point
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
-from lachesis.web.wording import format_reward, format_setting, join_words
 
 if TYPE_CHECKING:
     from lachesis.runs.record import RunRecord
@@ -26,9 +33,12 @@ class ComparedRun:
     summary: RunSummary
     steps: list[Step]
     curve: list[HeldOutPoint]
+    shares: ItemShares = field(default_factory=dict)
+    """The share of right answers of trained weights to each held-out item, as kept."""
 
     @property
     def record(self) -> RunRecord:
+        """Return the record of the run."""
         return self.summary.record
 
     @property
@@ -85,48 +95,76 @@ def compare_runs(store: RunStore, records: Sequence[RunRecord]) -> Comparison:
         run_dir = store.dir(record.run_id)
         with storage_errors(run_dir.metrics):
             steps = MetricsFile(run_dir.metrics).read()
-        curve = build_held_out_curve(steps)
-        compared.append(ComparedRun(summarize_run(record, run_dir), steps, curve))
+        compared.append(make_compared_run(RunView(record, run_dir, steps)))
     return Comparison(compared)
 
 
-def find_best_run(runs: Sequence[ComparedRun]) -> str:
-    """Return a sentence that says which run has the best held-out result, if that can be told.
+def make_compared_run(view: RunView) -> ComparedRun:
+    """Return a run as it stands in a comparison."""
+    shares = read_item_shares(view.run_dir).get("after", {})
+    return ComparedRun(view.summary, view.steps, view.curve, shares)
 
-    A run is called best only if the 95 % intervals of its lead over all others lie above 0. Rewards
+
+@dataclass(frozen=True)
+class Ranking:
+    """Order the runs that have a held-out result of trained weights, the best first.
+
+    A run is the best only if the 95 % intervals of its lead over all others lie above 0. Rewards
     are no measure: they are of the items that a run was trained on.
     """
+
+    best: ComparedRun
+    rivals: list[ComparedRun]
+    """Those that the items cannot tell from the best."""
+    others: list[ComparedRun]
+
+
+def rank_runs(runs: Sequence[ComparedRun]) -> Ranking | None:
+    """Return which run is the best; None if fewer than two can be ranked."""
+    evaluated = [run for run in runs if run.held_out is not None]
+    if len(evaluated) < 2:
+        return None
+    # Ties keep the order in which the runs were named.
+    best, *others = sorted(evaluated, key=lambda run: -_get_share(run))
+    rivals = [run for run in others if not _is_behind(run, best)]
+    return Ranking(best, rivals, [run for run in others if run not in rivals])
+
+
+def find_difference(run: ComparedRun, other: ComparedRun) -> Difference | None:
+    """Return the held-out result of a run less that of another; None if one has none."""
+    if run.held_out is None or other.held_out is None:
+        return None
+    return compare_results(other.held_out, run.held_out, other.shares, run.shares)
+
+
+def _is_behind(run: ComparedRun, best: ComparedRun) -> bool:
+    lead = find_difference(best, run)
+    return lead is not None and lead.low is not None and lead.low > 0
+
+
+def find_best_run(runs: Sequence[ComparedRun]) -> str:
+    """Return a sentence that says which run has the best held-out result, if that can be told."""
     if len({run.record.environment for run in runs}) > 1:
         return "the runs are on different environments, so their results cannot be compared"
-    evaluated = [(run, run.held_out) for run in runs if run.held_out is not None]
-    if len(evaluated) < 2:
+    ranking, num_evaluated = rank_runs(runs), sum(run.held_out is not None for run in runs)
+    if ranking is None:
         return (
-            f"{len(evaluated)} of {len(runs)} runs have a held-out result of trained weights, so "
+            f"{num_evaluated} of {len(runs)} runs have a held-out result of trained weights, so "
             "none can be called best"
         )
-    # Ties are broken by the order in which the runs were named.
-    evaluated.sort(key=lambda pair: -(pair[1].percent_correct if pair[1] else 0))
-    (best, point), *others = evaluated
-    if point is None:
-        return "no run has a held-out result"
-    name = f"{best.label} has the highest held-out result, {describe_point(point)}"
-    rivals = [run.label for run, other in others if not is_behind(other, point)]
-    if rivals:
+    name = (
+        f"{ranking.best.label} has the highest held-out result, "
+        f"{describe_point(ranking.best.held_out)}"
+    )
+    if ranking.rivals:
         return (
-            f"{name}; these items cannot tell it from {', '.join(rivals)}, because the 95 % "
+            f"{name}; these items cannot tell it from "
+            f"{', '.join(run.label for run in ranking.rivals)}, because the 95 % "
             f"interval of the difference includes 0"
         )
-    missing = len(runs) - len(evaluated)
+    missing = len(runs) - num_evaluated
     without = f" ({missing} without a result)" if missing else ""
     return f"{name}; the 95 % interval of its lead over each of the others lies above 0{without}"
-
-
-def is_behind(point: HeldOutPoint | None, best: HeldOutPoint) -> bool:
-    """Return whether the 95 % interval of the best result's lead over another lies above 0."""
-    if point is None or not point.items or not best.items:
-        return False
-    low, _ = newcombe_interval(best.percent_correct, best.items, point.percent_correct, point.items)
-    return low > 0
 
 
 # A sentence with more settings than these is not read to its end.
@@ -134,52 +172,37 @@ MAX_NAMED_SETTINGS = 2
 
 
 def write_compare_lead(comparison: Comparison) -> tuple[str, str]:
-    """Return the first sentence of a comparison in two parts, the first of which is bold.
-
-    A run is called best only if the 95 % intervals of its lead over all others lie above 0. Rewards
-    are no measure: they are of the items that a run was trained on.
-    """
+    """Return the first sentence of a comparison in two parts, the first of which is bold."""
     runs = comparison.runs
     if len({run.record.environment for run in runs}) > 1:
         return "These runs cannot be compared.", "They are on different environments."
     letters = dict(zip((run.record.run_id for run in runs), LETTERS, strict=False))
-    evaluated = [run for run in runs if run.held_out is not None]
-    if len(evaluated) < 2:
-        count = f"{len(evaluated)} of {len(runs)} runs"
-        verb = "has" if len(evaluated) == 1 else "have"
+    ranking, num_evaluated = rank_runs(runs), sum(run.held_out is not None for run in runs)
+    if ranking is None:
+        count = f"{num_evaluated} of {len(runs)} runs"
+        verb = "has" if num_evaluated == 1 else "have"
         return (
             "None can be called best.",
             f"{count} {verb} a held-out result of trained weights.",
         )
-    # Ties keep the order of the address.
-    ranked = sorted(evaluated, key=lambda run: -_get_share(run))
-    best, rivals = ranked[0], _find_rivals(ranked)
+    best, rivals = ranking.best, ranking.rivals
     top = sorted([best, *rivals], key=lambda run: letters[run.record.run_id])
     names = join_words([letters[run.record.run_id] for run in top])
     shares = join_words([format_reward(_get_share(run)) for run in top])
-    others = [run for run in ranked if run is not best and run not in rivals]
-    rest = " ".join(_describe_other(run, best, comparison, letters) for run in others)
-    missing = len(runs) - len(evaluated)
+    rest = " ".join(_describe_other(run, best, comparison, letters) for run in ranking.others)
+    missing = len(runs) - num_evaluated
     if missing:
         rest += f" {missing} of the runs {'has' if missing == 1 else 'have'} no held-out result."
     if not rivals:
         return f"{names} is best:", f"{shares} held out, above all others. {rest}".strip()
     items = best.held_out.items if best.held_out else None
-    judge = f"{items} items" if items else "their items"
+    judge = f"{items:,} items" if items else "their items"
     lead = f"{names} are best, and {judge} cannot tell them apart:"
     return lead, f"{shares} held out, and {_describe_unlike(top, comparison)}. {rest}".strip()
 
 
 def _get_share(run: ComparedRun) -> float:
     return run.held_out.percent_correct if run.held_out else 0.0
-
-
-def _find_rivals(ranked: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Return the runs that the held-out items cannot tell from the first, which is the best."""
-    best = ranked[0].held_out
-    if best is None:
-        return []
-    return [run for run in ranked[1:] if not is_behind(run.held_out, best)]
 
 
 def _describe_unlike(runs: Sequence[ComparedRun], comparison: Comparison) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.base.json_text import Json
-from lachesis.reporting.run_list import RunSummary, get_model_name, summarize_run
+from lachesis.reporting.run_summary import RunSummary, get_model_name, summarize_run
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import HeldOutPoint, compute_interval, describe_point
 from lachesis.runs.record import RunRecord

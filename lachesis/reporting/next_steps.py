@@ -29,11 +29,9 @@ NEXT_STEP_COMMANDS = {
     "resume": "lachesis resume {run}",
     "raise_budget": "lachesis resume {run} --set limits.{limit}={value}",
     "check": "lachesis env check {environment}",
-    "results": "lachesis status {run}",
     "weights": "lachesis export {run} --to DIR",
     "report": "lachesis report {run}",
 }
-KEYS_BY_STATUS = {"completed": ["results", "report", "weights"], "pending": ["status", "stop"]}
 
 
 def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, str]) -> list[str]:
@@ -49,8 +47,8 @@ def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, 
         "service": _choose_service(record),
         "environment": get_name_or_file(record.environment, record.environment_file),
     }
-    keys = KEYS_BY_STATUS.get(record.status, ["status", "logs", "stop"])
-    if record.has_ended and record.status != "completed":
+    keys = ["status", "stop"] if record.status == "pending" else ["status", "logs", "stop"]
+    if record.has_ended:
         resume_key, resume_values = _choose_resume(record, run_dir)
         values |= resume_values
         keys = _list_keys_after_end(record, run_dir, resume_key)

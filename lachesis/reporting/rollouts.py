@@ -71,13 +71,14 @@ def read_held_out_groups(samples: Sequence[Json], text: str = "") -> list[HeldOu
         samples: The lines that the evaluation has kept; those without a score are left out.
         text: Only items with this text in the prompt or an answer, without regard to case.
     """
-    groups: dict[str, HeldOutGroup] = {}
+    groups: dict[tuple[str, str | None], HeldOutGroup] = {}
     for sample in samples:
         prompt = _find_text(sample, PROMPT_NAMES)
         if prompt is None or not is_score(sample.get("score")):
             continue
+        expected = _find_text(sample, EXPECTED_NAMES)
         group = groups.setdefault(
-            prompt, HeldOutGroup(len(groups), prompt, _find_text(sample, EXPECTED_NAMES), [], [])
+            (prompt, expected), HeldOutGroup(len(groups), prompt, expected, [], [])
         )
         group.answers.append(_find_text(sample, ANSWER_NAMES) or "")
         group.scores.append(float(sample["score"]))

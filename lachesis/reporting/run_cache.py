@@ -7,30 +7,23 @@ writes: the end and the judgement of a run that ended unseen.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lachesis.base.errors import LachesisError
-from lachesis.monitor.run_health import judge_ended_run
-from lachesis.prefect_client.refresh import refresh_runs
-from lachesis.reporting.run_list import RunSummary, summarize_run
+from lachesis.reporting.run_summary import RunSummary, summarize_run
+from lachesis.reporting.run_view import RunView
 from lachesis.rollouts.groups import GroupTable, read_group_table
 from lachesis.rollouts.parquet_files import list_rollout_files
 from lachesis.runs.metric_samples import read_metric_samples
-from lachesis.runs.metrics import MetricsFile, Step, join_steps
+from lachesis.runs.metrics import MetricsReader, Step
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
-log = logging.getLogger(__name__)
-# Seconds between two questions to the Prefect server about the runs that have not ended.
+# Seconds between two refreshments of the records.
 REFRESH_S = 10.0
-# Newest ended runs that nobody has judged yet, of which so many are judged at once.
-MAX_JUDGED_RUNS = 50
 # Runs whose steps are kept in memory; one of 2,500 steps takes some 20 MB.
 MAX_KEPT_STEPS = 16
 # Runs whose groups of rollouts are kept likewise.
@@ -39,28 +32,24 @@ FileState = tuple[int, int]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class KeptSteps:
-    """Hold the steps in the lines of a file up to a position."""
-
-    state: FileState
-    position: int
-    steps: list[Step]
-
-
 class RunCache:
-    """Hold what was read of the runs of one home."""
+    """Hold what was read of the runs of one home.
 
-    def __init__(self, store: RunStore) -> None:
-        self.store = store
-        self._steps: dict[str, KeptSteps] = {}
+    Args:
+        store: The runs.
+        refresh: Brings their records up to date; it is called at most once in `REFRESH_S`.
+    """
+
+    def __init__(self, store: RunStore, refresh: Callable[[], None] = lambda: None) -> None:
+        self.store, self._refresh = store, refresh
+        self._readers: dict[str, MetricsReader] = {}
         self._values: dict[tuple[str, str], tuple[object, Any]] = {}
         self._refreshed_at = -REFRESH_S
         self._lock = threading.Lock()
 
     def list_records(self) -> list[RunRecord]:
         """Return the records of all runs, the newest first; damaged ones are left out."""
-        self._refresh_unsettled()
+        self._refresh_if_due()
         return self.store.all()
 
     def load_record(self, run_id: str) -> RunRecord:
@@ -70,7 +59,7 @@ class RunCache:
             UnknownRunError: There is no such run.
             StorageError: The record is damaged.
         """
-        self._refresh_unsettled()
+        self._refresh_if_due()
         return self.store.load(run_id)
 
     def summarize(self, record: RunRecord) -> RunSummary:
@@ -78,6 +67,15 @@ class RunCache:
         run_dir = self.store.dir(record.run_id)
         state = (record, stat_file(run_dir.metrics), stat_file(run_dir.find_effective_config()))
         return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
+
+    def view(self, run_id: str) -> RunView:
+        """Return all that is known of a run.
+
+        Raises:
+            UnknownRunError: There is no such run.
+            StorageError: Its record is damaged.
+        """
+        return RunView(self.load_record(run_id), self.store.dir(run_id), self.read_steps(run_id))
 
     def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:
         """Return mean rewards of some steps, in order; none where they cannot be read."""
@@ -113,43 +111,26 @@ class RunCache:
 
         Of a file that has grown only the new lines are parsed.
         """
-        metrics = self.store.dir(run_id).metrics
-        state, kept = stat_file(metrics), self._steps.get(run_id)
-        if state is None:
-            return []
-        if kept is not None and kept.state == state:
-            return kept.steps
+        with self._lock:
+            reader = self._readers.pop(run_id, None)
+            # The run that was asked for last is kept longest.
+            self._readers[run_id] = reader or MetricsReader(self.store.dir(run_id).metrics)
+            while len(self._readers) > MAX_KEPT_STEPS:
+                self._readers.pop(next(iter(self._readers)))
+            reader = self._readers[run_id]
         try:
-            # A file that is shorter than before was written anew.
-            if kept is not None and kept.position <= state[1]:
-                new_steps, position = MetricsFile(metrics).read_from(kept.position)
-                steps = join_steps(kept.steps, new_steps)
-            else:
-                steps, position = MetricsFile(metrics).read_from(0)
+            return reader.read()
         except OSError:
             return []
-        with self._lock:
-            self._steps[run_id] = KeptSteps(state, position, steps)
-            while len(self._steps) > MAX_KEPT_STEPS:
-                self._steps.pop(next(iter(self._steps)))
-        return steps
 
-    def _refresh_unsettled(self) -> None:
-        """Ask the Prefect server about the runs that have not ended, and judge those that have."""
+    def _refresh_if_due(self) -> None:
+        """Bring the records of the home up to date if that was done too long ago."""
         # Pages are made in several threads; one of them asks, and the others do not wait for it.
         with self._lock:
             if time.monotonic() - self._refreshed_at < REFRESH_S:
                 return
             self._refreshed_at = time.monotonic()
-        try:
-            records = self.store.all()
-            unsettled = [record for record in records if not record.has_ended]
-            refresh_runs(self.store, unsettled)
-            unjudged = [record for record in records if not record.has_final_judgement]
-            for record in unjudged[:MAX_JUDGED_RUNS]:
-                judge_ended_run(self.store, record)
-        except (LachesisError, OSError) as error:
-            log.warning("the states of the runs are not refreshed: %s", error)
+        self._refresh()
 
     def _keep(self, kind: str, run_id: str, state: object, read: Callable[[], T]) -> T:
         """Return what was read before if its files are in the same state, else read it."""

@@ -15,10 +15,10 @@ import tsdownsample
 
 from lachesis.base.arrays import Array
 from lachesis.base.json_text import Json
-from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_headline import find_first_bad_step
-from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
+from lachesis.reporting.run_view import RunView
+from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.metrics import Step
 
 
@@ -30,36 +30,26 @@ def build_curves(
     Raises:
         UnknownRunError: There is no such run.
     """
-    record, steps = cache.load_record(run_id), cache.read_steps(run_id)
-    curves = RunCurves(steps)
+    view = cache.view(run_id)
+    curves = RunCurves(view.steps)
     series = {name: curves.make_series(name, wanted) for name in metrics}
     return {
-        "step": steps[-1]["step"] if steps else 0,
-        "total": record.total_steps,
+        "step": view.summary.step,
+        "total": view.record.total_steps,
         "series": {name: value for name, value in series.items() if value},
-        **locate_marks(cache, run_id, wanted.axis),
+        **locate_marks(view, wanted.axis),
     }
 
 
-def locate_marks(cache: RunCache, run_id: str, axis: Axis) -> Json:
+def locate_marks(view: RunView, axis: Axis) -> Json:
     """Return where held-out results, kept checkpoints and the first bad step of a run lie."""
-    record, steps, run_dir = (
-        cache.load_record(run_id),
-        cache.read_steps(run_id),
-        cache.store.dir(run_id),
-    )
-    curves = RunCurves(steps)
-    since = find_first_bad_step(record)
+    curves, since = RunCurves(view.steps), find_first_bad_step(view.record)
     return {
         "since": None if since is None else curves.locate(since, axis),
         "held_out": [
-            {"x": curves.locate(point.step, axis), **point.model_dump()}
-            for point in build_held_out_curve(steps)
+            {"x": curves.locate(point.step, axis), **point.model_dump()} for point in view.curve
         ],
-        "checkpoints": [
-            curves.locate(manifest.step, axis)
-            for manifest in Checkpoints(run_dir.checkpoints).list_intact()
-        ],
+        "checkpoints": [curves.locate(manifest.step, axis) for manifest in view.manifests],
     }
 
 
@@ -68,6 +58,8 @@ AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 # Steps that a mean may be taken over.
 MEAN_WIDTHS = (1, 5, 15, 45)
 DEFAULT_MEAN_WIDTH = 15
+# Points of each curve in a report.
+MAX_RECORDED_POINTS = 1500
 TOKEN_TOTALS = ("tokens/prefill_total", "tokens/sampled_total", "tokens/trained_total")
 SIGNIFICANT_DIGITS = 5
 
@@ -150,6 +142,25 @@ class RunCurves:
             tail["mean"] = to_numbers(means[is_shown])
         return tail
 
+    def record(self, metric: str) -> Json | None:
+        """Return one curve with all of its means; None if no step has the metric.
+
+        Returns:
+            `places`, the drawn steps by their index; `raw`, their values; and `means` of these
+                values by the number of steps around each.
+        """
+        values = self.get_values(metric)
+        places = np.flatnonzero(np.isfinite(values))
+        if not len(places):
+            return None
+        places = places[choose_points(self.step_S[places], values[places], MAX_RECORDED_POINTS)]
+        means = {
+            str(width): to_numbers(average_around(values, self.step_S, width)[places])
+            for width in MEAN_WIDTHS
+            if width > 1
+        }
+        return {"places": places, "raw": to_numbers(values[places]), "means": means}
+
 
 def _is_between(x: Array, first: float | None, last: float | None) -> Array:
     """Return which places lie in the shown part, with a neighbour on each side of it."""
@@ -206,9 +217,6 @@ def to_numbers(values: Array) -> list[Any]:
     ]
 
 
-MAX_RECORDED_STEPS = 4000
-
-
 def record_curves(
     steps: Sequence[Step],
     metrics: Sequence[str],
@@ -216,7 +224,7 @@ def record_curves(
     checkpoints: Sequence[int],
     since: int | None = None,
 ) -> Json:
-    """Return the metrics of a run with its held-out results and checkpoints on every axis.
+    """Return the curves of a run for a report, which can ask no server.
 
     Args:
         steps: The metrics of all steps.
@@ -224,18 +232,20 @@ def record_curves(
         curve: The held-out results.
         checkpoints: The steps whose weights are kept.
         since: The step from which on the run went wrong, if it did.
+
+    Returns:
+        `axes` with the positions of the drawn steps, `metrics` with the curve of each metric (see
+            `RunCurves.record`), and where held-out results and checkpoints lie on each axis.
     """
     curves = RunCurves(steps)
-    chosen = np.arange(len(steps))
-    if len(steps) > MAX_RECORDED_STEPS:
-        rewards = np.nan_to_num(curves.get_values("reward/mean"))
-        chosen = choose_points(curves.step_S, rewards, MAX_RECORDED_STEPS)
-    names = {name for step in steps for name in step}
+    recorded = {name: series for name in metrics if (series := curves.record(name))}
+    drawn = np.unique(np.concatenate([[], *(series["places"] for series in recorded.values())]))
+    drawn = drawn.astype(np.int64)
+    for series in recorded.values():
+        series["places"] = np.searchsorted(drawn, series["places"]).tolist()
     return {
-        "axes": {axis: to_numbers(curves.get_positions(axis)[chosen]) for axis in AXES},
-        "metrics": {
-            name: to_numbers(curves.get_values(name)[chosen]) for name in metrics if name in names
-        },
+        "axes": {axis: to_numbers(curves.get_positions(axis)[drawn]) for axis in AXES},
+        "metrics": recorded,
         "held_out": [
             {**point.model_dump(), "x": {axis: curves.locate(point.step, axis) for axis in AXES}}
             for point in curve

@@ -7,21 +7,20 @@ intervals allow.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lachesis.base.formatting import format_percent, format_reward
+from lachesis.reporting.charts import Chart
+from lachesis.reporting.held_out_difference import Difference, ItemShares, compare_results
 from lachesis.reporting.verdict_marks import Mark, choose_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
-from lachesis.web.charts import Chart
-from lachesis.web.inline_svg import IntervalDrawing, draw_interval
-from lachesis.web.wording import format_percent, format_reward
 
 MAX_FINDINGS = 4
 # The folders before the name of a file, as in `/folder/of/tasks/sums.py:12`.
 _FOLDERS = re.compile(r"(?<![\w/:.])/(?:[^\s/`'\"]+/)+(?=[^\s/]+\.\w)")
-PICTURE_WIDTH, PICTURE_MARGIN = 144.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,12 @@ class VerdictReason:
 
 @dataclass(frozen=True)
 class HeldOutEvidence:
-    """Hold the held-out results before and after training, drawn and in words."""
+    """Hold the held-out results before and after training, and both in words."""
 
-    before: IntervalDrawing | None
-    after: IntervalDrawing | None
+    before: HeldOutPoint | None
+    after: HeldOutPoint | None
+    change: Difference | None
+    """The result after training less that before it, if both are known."""
     text: str
 
 
@@ -49,7 +50,9 @@ class RunVerdict:
     lead: str
     """The verdict in a few words."""
     lead_rest: str
-    """The result in numbers."""
+    """The result in numbers, or what is wrong."""
+    result: str
+    """What the steps have changed, in numbers; nothing without a step."""
     lead_chart: str
     """The name of the curve that shows what needs a look, or nothing."""
     held_out: HeldOutEvidence | None
@@ -77,6 +80,7 @@ def describe_verdict(
     step: int,
     reward: dict[str, float | None],
     curve: Sequence[HeldOutPoint],
+    shares: Mapping[str, ItemShares] | None = None,
 ) -> RunVerdict:
     """Return the verdict on a run.
 
@@ -85,10 +89,11 @@ def describe_verdict(
         step: The last step that was made.
         reward: The first and the last mean reward.
         curve: The held-out results by step.
+        shares: The share of right answers to each held-out item, `before` and `after`, as kept.
     """
-    before = curve[0] if curve and curve[0].step == 0 else None
-    after = curve[-1] if curve and curve[-1].step > 0 else None
-    lead, lead_rest = _write_lead(record, step, reward, before, after)
+    held_out = _describe_held_out(curve, shares or {})
+    result = _describe_result(step, reward, held_out)
+    lead, lead_rest = _write_lead(record, result)
     # What the first line says already is not said again.
     sentences = [
         sentence for sentence in _list_evidence(record) if sentence not in f"{lead} {lead_rest}"
@@ -98,8 +103,9 @@ def describe_verdict(
         mark=choose_mark(record),
         lead=lead,
         lead_rest=lead_rest,
+        result=result,
         lead_chart=_find_chart(lead_rest) if needs_a_look(record) else "",
-        held_out=_describe_held_out(before, after),
+        held_out=held_out,
         findings=[VerdictReason(text, _find_chart(text)) for text in sentences[:MAX_FINDINGS]],
         advice=[_end_sentence(str(sentence)) for sentence in advice],
     )
@@ -112,15 +118,14 @@ def _list_evidence(record: RunRecord) -> list[str]:
     return [_end_sentence(text) for text in dict.fromkeys(news) if text]
 
 
-def _write_lead(
-    record: RunRecord,
-    step: int,
-    reward: dict[str, float | None],
-    before: HeldOutPoint | None,
-    after: HeldOutPoint | None,
-) -> tuple[str, str]:
-    """Return the first line in two parts, the first of which is bold."""
-    mark, result = choose_mark(record), _describe_result(step, reward, before, after)
+def _write_lead(record: RunRecord, result: str) -> tuple[str, str]:
+    """Return the first line in two parts, the first of which is bold.
+
+    Args:
+        record: The run.
+        result: What the steps have changed.
+    """
+    mark = choose_mark(record)
     first_evidence = _end_sentence(record.evidence or "")
     if mark.word == "stalled":
         return "It stands still.", _end_sentence(record.stall_text or "")
@@ -141,10 +146,7 @@ def _write_lead(
 
 
 def _describe_result(
-    step: int,
-    reward: dict[str, float | None],
-    before: HeldOutPoint | None,
-    after: HeldOutPoint | None,
+    step: int, reward: dict[str, float | None], held_out: HeldOutEvidence | None
 ) -> str:
     """Return what the steps have changed, in numbers; nothing without a step."""
     first, last = reward.get("first"), reward.get("last")
@@ -157,45 +159,43 @@ def _describe_result(
         text = f"In {steps} the reward fell from {format_reward(first)} to {format_reward(last)}"
     else:
         text = f"In {steps} the reward stayed at {format_reward(last)}"
-    if before is None or after is None:
+    if held_out is None or held_out.change is None or not (held_out.before and held_out.after):
         return f"{text}; no held-out result before and after says whether it generalizes."
-    shares = (format_percent(before.percent_correct), format_percent(after.percent_correct))
+    before, after = held_out.before.percent_correct, held_out.after.percent_correct
+    shares = [format_percent(before), format_percent(after)]
+    if shares[0] == shares[1]:
+        shares = [format_reward(before), format_reward(after)]
     moved = f"held-out accuracy from {shares[0]} to {shares[1]}"
-    if do_intervals_overlap(before, after):
-        items = f"{after.items} items" if after.items else "these items"
-        return f"{text}, and {moved}, which {items} cannot tell apart."
-    return f"{text}, and {moved}."
-
-
-def do_intervals_overlap(first: HeldOutPoint, second: HeldOutPoint) -> bool:
-    """Return whether the 95 % intervals of two results overlap, or are not known."""
-    if None in (first.low, first.high, second.low, second.high):
-        return True
-    return bool(first.low <= second.high and second.low <= first.high)  # type: ignore[operator]
+    if held_out.change.is_seen:
+        return f"{text}, and {moved}."
+    items = f"{held_out.after.items:,} items" if held_out.after.items else "these items"
+    return f"{text}, and {moved}, which {items} cannot tell apart."
 
 
 def _describe_held_out(
-    before: HeldOutPoint | None, after: HeldOutPoint | None
+    curve: Sequence[HeldOutPoint], shares: Mapping[str, ItemShares]
 ) -> HeldOutEvidence | None:
+    before = curve[0] if curve and curve[0].step == 0 else None
+    after = curve[-1] if curve and curve[-1].step > 0 else None
     if before is None and after is None:
         return None
-    parts = []
-    for name, point in (("before", before), ("after", after)):
-        if point is not None:
-            parts.append(f"{name} {_describe_share(point)}")
+    change = None
+    if before is not None and after is not None:
+        change = compare_results(before, after, shares.get("before"), shares.get("after"))
+    parts = [
+        f"{name} {_describe_share(point)}"
+        for name, point in (("before", before), ("after", after))
+        if point is not None
+    ]
     text = f"Held out {', '.join(parts)}."
-    last = after or before
-    if last is not None and last.items:
-        text += f" {last.items} items"
-        if before is not None and after is not None:
-            verb = "overlap" if do_intervals_overlap(before, after) else "do not overlap"
-            text += f"; the 95 % intervals {verb}"
+    items = (after or before or curve[0]).items
+    if items:
+        text += f" {items:,} items"
+        if change is not None and change.low is not None:
+            text += f"; the change is {change.describe()}"
+            text += ", item by item" if change.is_paired else ""
         text += "."
-    return HeldOutEvidence(
-        draw_interval(before, PICTURE_WIDTH, PICTURE_MARGIN),
-        draw_interval(after, PICTURE_WIDTH, PICTURE_MARGIN),
-        text,
-    )
+    return HeldOutEvidence(before, after, change, text)
 
 
 def _describe_share(point: HeldOutPoint) -> str:

@@ -1,11 +1,23 @@
-"""Define the answers about a run, its status and its results, as typed models."""
+"""Define the answers about a run, its status and its results, and lay a `RunView` out as them."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
+
 from lachesis.base.json_text import Json, ResponseModel
 from lachesis.checkpoints.export_weights import WeightLocations
+from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
+from lachesis.reporting.run_view import LastError, RunView, find_log_files
 from lachesis.runs.end_causes import EndCause
-from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.runs.folder import shorten_service_name
+from lachesis.runs.held_out_results import (
+    HeldOutPoint,
+    find_newest_accuracy,
+    read_held_out_points,
+)
+from lachesis.runs.metrics import Step, sample_history, select_key_metrics
+from lachesis.runs.record import RunRecord
 
 
 class RunProgress(ResponseModel):
@@ -28,18 +40,6 @@ class QueuePlace(ResponseModel):
     """Runs that are running on this host."""
     limit: int
     """Maximum number of concurrent runs on this host."""
-
-
-class LastError(ResponseModel):
-    """The error that ended a run."""
-
-    message: str
-    service: str | None
-    """The process that exited first, if one did."""
-    log: str | None
-    """Its log file."""
-    log_tail: str
-    """The last lines of that log."""
 
 
 class StatusMetrics(ResponseModel):
@@ -176,3 +176,149 @@ class RunResults(ResponseModel):
     end_cause: EndCause | None = None
     error: str | None = None
     next_steps: list[str]
+
+
+def build_run_status(
+    view: RunView,
+    *,
+    phase: str = "",
+    ui_url: str | None = None,
+    queue: Mapping[str, int] | None = None,
+    warning: str | None = None,
+    next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
+) -> RunStatus:
+    """Return the status of a run as data for a program.
+
+    Args:
+        view: The run.
+        phase: What it is doing; by default as its record says.
+        ui_url: Its page in Prefect.
+        queue: Its place in the queue of this host, if it waits there.
+        warning: What prevents the report from being up to date.
+        next_step_templates: The next steps of the user interface.
+    """
+    record = view.record
+    optional_fields: Json = {
+        **record.model_dump(
+            include={"wandb_url", "wandb_error", "resumed", "forked_from", "end_cause", "error"}
+        ),
+        "queue": queue,
+        "dead_environments": record.dead_environments,
+        "pause": view.pause,
+        "last_error": view.last_error,
+        "rollouts": view.rollout_reasons,
+        "evaluation": view.evaluation_faults,
+        "warning": warning,
+        "checkpoints_expire_at": next(
+            (manifest.expires_at for manifest in reversed(view.manifests)), None
+        ),
+    }
+    return RunStatus(
+        run_id=record.run_id,
+        status=record.status,
+        phase=phase or record.phase,
+        environment=record.environment,
+        profile=record.profile,
+        running_time_minutes=view.running_minutes,
+        processes=list_process_states(record),
+        progress=RunProgress(
+            step=view.summary.step, total=record.total_steps, eta_seconds=view.eta_s
+        ),
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        checkpoints=[manifest.step for manifest in view.manifests],
+        logs=find_log_files(record, view.run_dir),
+        metrics=_build_metrics(view),
+        held_out_curve=view.curve,
+        health=record.health,
+        ui_url=ui_url,
+        next_steps=view.list_next_steps(next_step_templates),
+        **{key: value for key, value in optional_fields.items() if value},
+    )
+
+
+def _build_metrics(view: RunView) -> StatusMetrics:
+    """Return the metrics of the last step under the names that users rely on."""
+    return StatusMetrics(
+        step=view.summary.step,
+        reward_mean=view.last_step.get("reward/mean"),
+        percent_correct=view.last_step.get("train/percent_correct"),
+        eval_percent_correct=find_newest_accuracy(view.curve),
+        loss=view.last_step.get("train/loss"),
+        state=view.record.status,
+    )
+
+
+def list_process_states(record: RunRecord) -> dict[str, str]:
+    """Return the state per process; the three processes of every run are always present."""
+    states = {
+        shorten_service_name(name): service.state for name, service in record.services.items()
+    }
+    return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
+
+
+def build_run_results(
+    view: RunView, *, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
+) -> RunResults:
+    """Return the results of a run as data for a program."""
+    record, steps = view.record, view.steps
+    points = read_held_out_points(record, steps)
+    templates = {key: text for key, text in next_step_templates.items() if key != "results"}
+    optional_fields: Json = {
+        "forecast": record.forecast if view.forecast and steps else None,
+        "actual": view.actual.model_dump(mode="json") if view.actual else None,
+        "health": record.health,
+        "rollouts": view.rollout_reasons,
+        "evaluation": view.evaluation_faults,
+        "wandb_url": record.wandb_url,
+        "wandb_dir": view.wandb_folder if not record.wandb_url else None,
+        "end_cause": record.end_cause,
+        "error": record.error,
+    }
+    return RunResults(
+        run_id=record.run_id,
+        status=record.status,
+        environment=record.environment,
+        base_model=record.base_model,
+        wandb_project=record.wandb_project,
+        wandb_run_name=record.wandb_run_name,
+        reward=view.summary.reward,
+        held_out={name: point.percent_correct for name, point in points.items()},
+        held_out_intervals={
+            name: point.model_dump(include={"items", "low", "high"})
+            for name, point in points.items()
+            if point.items is not None
+        },
+        held_out_curve=view.curve,
+        **summarize_last_steps(steps, view.curve),
+        weights=view.weights,
+        final_metrics=view.last_step,
+        history=[select_key_metrics(step) for step in sample_history(steps)],
+        metrics_file=str(view.run_dir.metrics),
+        next_steps=view.list_next_steps(templates),
+        **{key: value for key, value in optional_fields.items() if value},
+    )
+
+
+# Number of last steps whose rollouts make an accuracy, because one step has few prompts.
+NUM_STEPS = 5
+
+
+def summarize_last_steps(steps: Sequence[Step], curve: Sequence[HeldOutPoint]) -> Json:
+    """Return `loss`, `accuracy` and `accuracy_source`; all are known after a step."""
+    if not steps:
+        return {"loss": None, "accuracy": None, "accuracy_source": None}
+    losses = [step["train/loss"] for step in steps if step.get("train/loss") is not None]
+    accuracy = find_newest_accuracy(curve)
+    source = "held-out items"
+    if accuracy is None:
+        shares = [step.get("train/percent_correct") for step in steps[-NUM_STEPS:]]
+        known_shares = [share for share in shares if share is not None]
+        accuracy = round(statistics.fmean(known_shares), 4) if known_shares else None
+        source = "rollouts of training"
+    # Steps whose groups have equal rewards have no loss.
+    return {
+        "loss": losses[-1] if losses else 0.0,
+        "accuracy": accuracy,
+        "accuracy_source": source if accuracy is not None else None,
+    }

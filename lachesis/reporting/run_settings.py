@@ -10,9 +10,8 @@ from pydantic_core import PydanticUndefined
 from lachesis.config.field_edits import SECTIONS
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import INFRASTRUCTURE
-from lachesis.reporting.run_list import EXCLUDED_SETTINGS
+from lachesis.reporting.run_summary import EXCLUDED_SETTINGS
 from lachesis.runs.record import RunRecord
-from lachesis.web.wording import format_setting
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,9 @@ class SettingRow:
 
     name: str
     section: str
-    value: str
-    default: str
+    value: Any
+    default: Any
+    """Empty where it is not known."""
     meaning: str
     is_default: bool
     set_by: str
@@ -50,8 +50,8 @@ def list_settings(record: RunRecord, config: RunConfig) -> list[SettingRow]:
                 SettingRow(
                     name=name,
                     section=section_name,
-                    value=format_setting(value),
-                    default=format_setting(default) if is_known else "",
+                    value=value,
+                    default=default if is_known else "",
                     meaning=" ".join((info.description or "").split()) if info else "",
                     is_default=is_default,
                     set_by=_find_setter(record, key, is_default=is_default),

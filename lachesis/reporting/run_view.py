@@ -1,251 +1,346 @@
-"""Compute the status and the results of a run for every surface."""
+"""Compute all that is known of one run, once; every surface lays it out and computes nothing.
+
+`RunView` is made from the record, the folder and the metrics of a run. Each part is computed when
+it is first asked for, so that a surface pays for what it shows.
+"""
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from pydantic import ValidationError
 
+from lachesis.base.errors import LachesisError
 from lachesis.base.files import read_last_lines
 from lachesis.base.formatting import format_duration
-from lachesis.base.json_text import Json
+from lachesis.base.json_text import Json, ResponseModel
 from lachesis.base.timestamps import iso_to_unix_s, seconds_between
-from lachesis.checkpoints.export_weights import find_weights
-from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.checkpoints.export_weights import WeightLocations, find_weights
+from lachesis.checkpoints.manifests import Checkpoints, Manifest, find_best
 from lachesis.config.prices import TokenCounts
-from lachesis.inference_tests.forecast import ActualUsage, Forecast, compare_with_forecast
-from lachesis.reporting.mean_rewards import compute_mean_reward, count_reward_steps
+from lachesis.config.run_config import RunConfig
+from lachesis.inference_tests.forecast import (
+    ActualUsage,
+    Forecast,
+    compare_with_forecast,
+    describe_forecast,
+    list_forecast_ranges,
+)
+from lachesis.reporting.held_out_difference import read_item_shares
 from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps
-from lachesis.reporting.run_schemas import (
-    LastError,
-    QueuePlace,
-    RunProgress,
-    RunResults,
-    RunStatus,
-    StatusMetrics,
+from lachesis.reporting.run_headline import RunVerdict, describe_verdict
+from lachesis.reporting.run_summary import (
+    RunSummary,
+    compute_mean_reward,
+    make_summary,
+    select_attempt_steps,
 )
 from lachesis.runs.environment_counters import read_all_counts
 from lachesis.runs.folder import RunDir, shorten_service_name
-from lachesis.runs.held_out_results import (
-    HeldOutPoint,
-    build_held_out_curve,
-    find_newest_accuracy,
-    read_accuracies,
-    read_accuracy_intervals,
-    summarize_failures,
+from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve, summarize_failures
+from lachesis.runs.metrics import Step
+from lachesis.runs.record import PastAttempt, RunRecord, describe_attempt, get_attempt_duration_s
+from lachesis.runs.store import read_effective_config
+from lachesis.spending.budgets import (
+    TOKEN_KINDS,
+    Budget,
+    BudgetUsage,
+    compute_budget_usage,
+    list_budgets,
+    read_spent_file,
 )
-from lachesis.runs.metrics import Step, sample_history, select_key_metrics
-from lachesis.runs.record import RunRecord, get_attempt_duration_s
-from lachesis.spending.budgets import TOKEN_KINDS, compute_budget_usage, read_spent_file
 
+__all__ = ["Forecast", "RunView", "describe_forecast", "list_forecast_ranges"]
 # A step that is later than the others by this factor, and by this many seconds, has no known end.
 MAX_LATENESS, MIN_LATE_S = 5, 30.0
 # Number of last steps whose pace gives the estimated time until the end.
 PACE_STEPS = 20
+# A pause that was noted longer ago is over.
+MAX_PAUSE_AGE_S = 30.0
 
 
-def build_run_status(
-    record: RunRecord,
-    run_dir: RunDir,
-    steps: list[Step],
-    *,
-    ui_url: str | None,
-    queue: Mapping[str, int] | None,
-    warning: str | None,
-    next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
-) -> RunStatus:
-    """Return the status of a run, as text for a person and as data for a program."""
-    manifests = Checkpoints(run_dir.checkpoints).list_intact()
-    checkpoints = [manifest.step for manifest in manifests]
-    steps = _select_attempt_steps(record, steps, checkpoints)
-    last_step, curve = steps[-1] if steps else {}, build_held_out_curve(steps)
-    phase = f"waiting for place {queue['place']} in the queue" if queue else record.phase
-    progress = RunProgress(
-        step=last_step.get("step", 0),
-        total=record.total_steps,
-        eta_seconds=estimate_eta_s(record, steps),
-    )
-    optional_fields = _build_optional_fields(record, run_dir, queue, warning)
-    if manifests:
-        optional_fields["checkpoints_expire_at"] = manifests[-1].expires_at
-    return RunStatus(
-        run_id=record.run_id,
-        status=record.status,
-        phase=phase,
-        environment=record.environment,
-        profile=record.profile,
-        running_time_minutes=_compute_running_minutes(record),
-        processes=_list_process_states(record),
-        progress=progress,
-        wandb_project=record.wandb_project,
-        wandb_run_name=record.wandb_run_name,
-        checkpoints=checkpoints,
-        logs=find_log_files(record, run_dir),
-        metrics=_build_status_metrics(record, last_step, curve),
-        held_out_curve=curve,
-        health=record.health,
-        ui_url=ui_url,
-        next_steps=list_next_steps(record, run_dir, next_step_templates),
-        **{key: value for key, value in optional_fields.items() if value},
-    )
+@dataclass(frozen=True)
+class CheckpointView:
+    """Hold one checkpoint that is kept."""
+
+    step: int
+    is_final: bool
+    is_best: bool
+    """Whether its held-out result, or else its reward, is the best of all checkpoints."""
+    reward: float | None
+    """Mean reward of the steps since the checkpoint before it."""
+    held_out: HeldOutPoint | None
 
 
-def _build_optional_fields(
-    record: RunRecord, run_dir: RunDir, queue: Mapping[str, int] | None, warning: str | None
-) -> Json:
-    """Return the fields that a status has only where they are not empty."""
-    return {
-        "queue": QueuePlace(**queue) if queue else None,
-        **record.model_dump(
-            include={"wandb_url", "wandb_error", "resumed", "forked_from", "end_cause", "error"}
-        ),
-        "dead_environments": record.dead_environments,
-        "pause": describe_pause(record, run_dir),
-        "last_error": _build_last_error(record, run_dir),
-        "rollouts": _summarize_rollouts(record, run_dir),
-        "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),
-        "warning": warning,
-    }
+class LastError(ResponseModel):
+    """The error that ended a run."""
+
+    message: str
+    service: str | None
+    """The process that exited first, if one did."""
+    log: str | None
+    """Its log file."""
+    log_tail: str
+    """The last lines of that log."""
 
 
-def _compute_running_minutes(record: RunRecord) -> float:
-    if record.started_at:
-        seconds = get_attempt_duration_s(record)
-    else:
-        seconds = seconds_between(record.created_at, record.ended_at)
-    return round(seconds / 60, 2)
+class RunView:
+    """Hold all that is known of one run.
 
-
-def _build_status_metrics(
-    record: RunRecord, last_step: Step, curve: list[HeldOutPoint]
-) -> StatusMetrics:
-    """Return the metrics of the last step under the names that users rely on."""
-    return StatusMetrics(
-        step=last_step.get("step", 0),
-        reward_mean=last_step.get("reward/mean"),
-        percent_correct=last_step.get("train/percent_correct"),
-        eval_percent_correct=find_newest_accuracy(curve),
-        loss=last_step.get("train/loss"),
-        state=record.status,
-    )
-
-
-def _select_attempt_steps(
-    record: RunRecord, steps: list[Step], checkpoints: list[int]
-) -> list[Step]:
-    """Return the steps without those after the checkpoint that this attempt was resumed from."""
-    has_stale_steps = (
-        record.attempt > 1
-        and bool(steps)
-        and (steps[-1].get("time") or 0.0) < iso_to_unix_s(record.queued_at)
-    )
-    if has_stale_steps:
-        return [step for step in steps if step["step"] <= max(checkpoints, default=0)]
-    return steps
-
-
-def build_run_results(
-    record: RunRecord,
-    run_dir: RunDir,
-    steps: list[Step],
-    *,
-    next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS,
-) -> RunResults:
-    """Return the results of a run."""
-    optional_fields: Json = {
-        **_build_forecast_fields(record, run_dir, steps),
-        "health": record.health,
-        "rollouts": _summarize_rollouts(record, run_dir),
-        "evaluation": summarize_failures(run_dir, _read_counts(record, run_dir)),
-        "wandb_url": record.wandb_url,
-        "wandb_dir": _find_offline_wandb_run(run_dir) if not record.wandb_url else None,
-        "end_cause": record.end_cause,
-        "error": record.error,
-    }
-    curve = build_held_out_curve(steps)
-    return RunResults(
-        run_id=record.run_id,
-        status=record.status,
-        environment=record.environment,
-        base_model=record.base_model,
-        wandb_project=record.wandb_project,
-        wandb_run_name=record.wandb_run_name,
-        reward=_compute_first_and_last_reward(steps),
-        held_out=read_accuracies(record, steps),
-        held_out_intervals=read_accuracy_intervals(record, steps),
-        held_out_curve=curve,
-        **summarize_last_steps(steps, curve),
-        weights=find_weights(run_dir),
-        final_metrics=steps[-1] if steps else {},
-        history=[select_key_metrics(step) for step in sample_history(steps)],
-        metrics_file=str(run_dir.metrics),
-        next_steps=[
-            next_step
-            for next_step in list_next_steps(record, run_dir, next_step_templates)
-            if next_step != next_step_templates.get("results", "").format(run=record.run_id)
-        ],
-        **{key: value for key, value in optional_fields.items() if value},
-    )
-
-
-def _find_offline_wandb_run(run_dir: RunDir) -> str | None:
-    """Return the newest offline run folder of W&B, which `wandb sync` uploads; None if there is
-    none.
+    Args:
+        record: The run, as it was last judged.
+        run_dir: Its folder.
+        steps: The metrics of all of its steps.
     """
-    folders = sorted((run_dir.path / "wandb").glob("offline-run-*"))
-    if folders:
-        return str(folders[-1])
-    return None
 
+    def __init__(self, record: RunRecord, run_dir: RunDir, steps: Sequence[Step]) -> None:
+        self.record, self.run_dir = record, run_dir
+        self.steps = select_attempt_steps(record, run_dir, list(steps))
 
-def _build_forecast_fields(record: RunRecord, run_dir: RunDir, steps: list[Step]) -> Json:
-    """Return the forecast that the run was started with, and what it has used."""
-    # the final evaluation uses tokens after the last step
-    last_step, usage_at_end = steps[-1] if steps else {}, read_spent_file(run_dir.spent)
-    tokens = TokenCounts(
-        **{
-            kind: max(last_step.get(f"tokens/{kind}_total") or 0, usage_at_end.get(kind, 0))
-            for kind in TOKEN_KINDS
+    # --- what was read
+
+    @cached_property
+    def manifests(self) -> list[Manifest]:
+        """Return the checkpoints that the run can be resumed from, in order."""
+        return Checkpoints(self.run_dir.checkpoints).list_intact()
+
+    @cached_property
+    def config(self) -> RunConfig | None:
+        """Return the configuration of this attempt, or None if it cannot be read."""
+        try:
+            return read_effective_config(self.run_dir)
+        except (LachesisError, OSError):
+            return None
+
+    @cached_property
+    def counts(self) -> Json:
+        """Return what the environments have counted in this attempt."""
+        since = self.record.attempt_start_unix_s
+        return read_all_counts(self.run_dir.counters_files, since=since) or {}
+
+    # --- how far it is, and how well it does
+
+    @property
+    def last_step(self) -> Step:
+        """Return the metrics of the last step; empty before the first."""
+        return self.steps[-1] if self.steps else {}
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        """Return what a list shows of the run: its steps, mean rewards, usage and settings."""
+        return make_summary(
+            self.record, self.run_dir, self.steps, self.steps, self.steps, self.config
+        )
+
+    @cached_property
+    def curve(self) -> list[HeldOutPoint]:
+        """Return the held-out results of the run's own environment by step."""
+        return build_held_out_curve(self.steps)
+
+    @cached_property
+    def verdict(self) -> RunVerdict:
+        """Return how the run went: its mark, its first sentence, and what shows it."""
+        reward, step = self.summary.reward, self.summary.step
+        shares = read_item_shares(self.run_dir)
+        return describe_verdict(self.record, step, reward, self.curve, shares)
+
+    @cached_property
+    def checkpoints(self) -> list[CheckpointView]:
+        """Return the checkpoints that are kept, in order."""
+        points = {point.step: point for point in self.curve}
+        best = find_best(self.manifests)
+        views, previous = [], 0
+        for manifest in self.manifests:
+            steps = [step for step in self.steps if previous < step["step"] <= manifest.step]
+            views.append(
+                CheckpointView(
+                    step=manifest.step,
+                    is_final=self.record.has_ended and manifest.step == self.record.total_steps,
+                    is_best=manifest is best,
+                    reward=compute_mean_reward(steps),
+                    held_out=points.get(manifest.step),
+                )
+            )
+            previous = manifest.step
+        return views
+
+    @cached_property
+    def weights(self) -> WeightLocations:
+        """Return where the newest weights are, and better ones if there are any."""
+        return find_weights(self.run_dir)
+
+    @cached_property
+    def rollout_reasons(self) -> Json | None:
+        """Return how many rollouts were scored and invalid, and the reasons of invalid ones and of
+        rewards of 0; None without a reason.
+        """
+        reasons = {
+            "invalid_reasons": self.counts.get("errors") or {},
+            "zero_reasons": self.counts.get("zero_reasons") or {},
         }
-    )
-    usage = compute_budget_usage(record, last_step, saved=usage_at_end)
-    training_hours = sum(step.get("time/step") or 0.0 for step in steps) / 3600
-    actual = ActualUsage(
-        tokens=tokens,
-        hours=usage.hours,
-        training_hours=round(training_hours, 4),
-        cost_usd=usage.cost_usd,
-    )
-    try:
-        if record.forecast:
-            forecast = Forecast.model_validate(record.forecast)
+        if not any(reasons.values()):
+            return None
+        return {
+            "scored": int(self.counts.get("rollouts", 0)),
+            "invalid": int(self.counts.get("invalid_rollouts", 0)),
+            **reasons,
+        }
+
+    @cached_property
+    def evaluation_faults(self) -> Json | None:
+        """Return what is wrong with the evaluations; see `summarize_failures`."""
+        return summarize_failures(self.run_dir, self.counts)
+
+    # --- what it has used, and what it will use
+
+    @cached_property
+    def spent(self) -> dict[str, float]:
+        """Return the usage that was written at the end of the last attempt."""
+        return read_spent_file(self.run_dir.spent)
+
+    @cached_property
+    def usage(self) -> BudgetUsage:
+        """Return the hours, tokens and US dollars of all attempts."""
+        return compute_budget_usage(self.record, self.last_step, saved=self.spent)
+
+    @cached_property
+    def tokens(self) -> TokenCounts:
+        """Return the tokens of all attempts by kind; the final evaluation is included."""
+        return TokenCounts(
+            **{
+                kind: max(self.last_step.get(f"tokens/{kind}_total") or 0, self.spent.get(kind, 0))
+                for kind in TOKEN_KINDS
+            }
+        )
+
+    @property
+    def budgets(self) -> list[Budget]:
+        """Return each budget of the run with what is used of it."""
+        if self.config is None:
+            return []
+        return list_budgets(self.config.limits, self.usage)
+
+    @cached_property
+    def forecast(self) -> Forecast | None:
+        """Return the forecast that the run was started with; None without a readable one."""
+        if not self.record.forecast:
+            return None
+        try:
+            return Forecast.model_validate(self.record.forecast)
+        except ValidationError:
+            return None
+
+    @cached_property
+    def actual(self) -> ActualUsage | None:
+        """Return what the run has used, beside its forecast; None before the first step."""
+        if not self.steps:
+            return None
+        training_hours = sum(step.get("time/step") or 0.0 for step in self.steps) / 3600
+        actual = ActualUsage(
+            tokens=self.tokens,
+            hours=self.usage.hours,
+            training_hours=round(training_hours, 4),
+            cost_usd=self.usage.cost_usd,
+        )
+        if self.forecast is not None:
+            actual.ratio = compare_with_forecast(
+                self.forecast,
+                steps=self.last_step["step"],
+                tokens=self.tokens,
+                training_hours=training_hours,
+                cost_usd=self.usage.cost_usd,
+            )
+        return actual
+
+    @property
+    def eta_s(self) -> float | None:
+        """Return the seconds until the last step by the pace of the newest ones, if known."""
+        record = self.record
+        attempt_start = iso_to_unix_s(record.started_at or record.created_at)
+        # Without the steps before a resume.
+        recent_steps = [
+            step for step in self.steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start
+        ]
+        if (
+            record.status != "running"
+            or record.stall is not None
+            or len(recent_steps) < 2
+            or recent_steps[-1]["step"] >= record.total_steps
+        ):
+            return None
+        first, last = recent_steps[0], recent_steps[-1]
+        seconds_per_step = (last["time"] - first["time"]) / max(1, last["step"] - first["step"])
+        # The monitor has not looked yet, but this step already takes far longer than the others.
+        if time.time() - last["time"] > max(MIN_LATE_S, MAX_LATENESS * seconds_per_step):
+            return None
+        return round(float((record.total_steps - last["step"]) * seconds_per_step), 1)
+
+    @property
+    def running_minutes(self) -> float:
+        """Return the minutes of this attempt, or since the run was asked for."""
+        if self.record.started_at:
+            seconds = get_attempt_duration_s(self.record)
         else:
-            forecast = None
-    except ValidationError:
-        forecast = None
-    if forecast is None or not steps:
-        if steps:
-            return {"actual": actual.model_dump(mode="json")}
-        return {}
-    actual.ratio = compare_with_forecast(
-        forecast,
-        steps=last_step["step"],
-        tokens=tokens,
-        training_hours=training_hours,
-        cost_usd=usage.cost_usd,
-    )
-    return {"forecast": record.forecast, "actual": actual.model_dump(mode="json")}
+            seconds = seconds_between(self.record.created_at, self.record.ended_at)
+        return round(seconds / 60, 2)
 
+    # --- what it waits for, why it ended, and what can be done
 
-def _list_process_states(record: RunRecord) -> dict[str, str]:
-    """Return the state per process; the three processes of every run are always present."""
-    states = {
-        shorten_service_name(name): service.state for name, service in record.services.items()
-    }
-    return {**dict.fromkeys(("api", "trainer", "env"), "pending"), **states}
+    @property
+    def pause(self) -> str | None:
+        """Return why the Tinker server makes the run wait, and since when, or None."""
+        if self.record.has_ended:
+            return None
+        try:
+            pause = json.loads(self.run_dir.server_pause.read_text())
+            last_at, since = float(pause["last_at"]), float(pause["since"])
+            reason, refusals = str(pause["reason"]), int(pause["refusals"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        if time.time() - last_at > MAX_PAUSE_AGE_S:
+            return None
+        return (
+            f"the Tinker server makes it wait: {reason} (since {format_duration(last_at - since)}, "
+            f"{refusals} times); it goes on by itself"
+        )
+
+    @property
+    def last_error(self) -> LastError | None:
+        """Return the error that ended the run, with the end of the log that tells of it."""
+        if self.record.error is None:
+            return None
+        message = (self.record.error.splitlines() or ["no reason was given"])[0]
+        service = self.record.failed_service
+        if not service:
+            return LastError(message=message, service=None, log=None, log_tail="")
+        log = self.run_dir.get_log_file(service)
+        return LastError(
+            message=message,
+            service=shorten_service_name(service),
+            log=str(log),
+            log_tail=read_last_lines(log),
+        )
+
+    @property
+    def attempts(self) -> list[PastAttempt]:
+        """Return all attempts of the run, the present one last."""
+        return [*self.record.past_attempts, describe_attempt(self.record)]
+
+    @cached_property
+    def wandb_folder(self) -> str | None:
+        """Return the newest offline run of W&B, which `wandb sync` uploads; None if there is
+        none.
+        """
+        folders = sorted((self.run_dir.path / "wandb").glob("offline-run-*"))
+        return next((str(folder) for folder in reversed(folders)), None)
+
+    def list_next_steps(self, templates: Mapping[str, str] = NEXT_STEP_COMMANDS) -> list[str]:
+        """Return what can be done with the run now, as texts of a user interface."""
+        return list_next_steps(self.record, self.run_dir, templates)
 
 
 def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
@@ -253,115 +348,3 @@ def find_log_files(record: RunRecord, run_dir: RunDir) -> dict[str, str]:
     engine = ("engine",) if record.profile == "embedded" else ()
     names = dict.fromkeys(("api", "trainer", "environment", *engine, *record.services))
     return {shorten_service_name(name): str(run_dir.get_log_file(name)) for name in names}
-
-
-def _read_counts(record: RunRecord, run_dir: RunDir) -> Json:
-    return read_all_counts(run_dir.counters_files, since=record.attempt_start_unix_s) or {}
-
-
-def _summarize_rollouts(record: RunRecord, run_dir: RunDir) -> Json | None:
-    counts = _read_counts(record, run_dir)
-    reasons = {
-        "invalid_reasons": counts.get("errors") or {},
-        "zero_reasons": counts.get("zero_reasons") or {},
-    }
-    if not any(reasons.values()):
-        return None
-    return {
-        "scored": int(counts.get("rollouts", 0)),
-        "invalid": int(counts.get("invalid_rollouts", 0)),
-        **reasons,
-    }
-
-
-def _build_last_error(record: RunRecord, run_dir: RunDir) -> LastError | None:
-    if record.error is None:
-        return None
-    if record.failed_service:
-        log = run_dir.get_log_file(record.failed_service)
-    else:
-        log = None
-    return LastError(
-        message=(record.error.splitlines() or ["no reason was given"])[0],
-        service=shorten_service_name(record.failed_service) if record.failed_service else None,
-        log=str(log) if log else None,
-        log_tail=read_last_lines(log) if log else "",
-    )
-
-
-def estimate_eta_s(record: RunRecord, steps: list[Step]) -> float | None:
-    """Return the seconds until the last step by the pace of the newest ones; None if unknown."""
-    attempt_start = iso_to_unix_s(record.started_at or record.created_at)
-    # without the steps before a resume
-    recent_steps = [
-        step for step in steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start
-    ]
-    if (
-        record.status != "running"
-        or record.stall is not None
-        or len(recent_steps) < 2
-        or recent_steps[-1]["step"] >= record.total_steps
-    ):
-        return None
-    num_steps = recent_steps[-1]["step"] - recent_steps[0]["step"]
-    seconds_per_step = (recent_steps[-1]["time"] - recent_steps[0]["time"]) / max(1, num_steps)
-    # The monitor has not looked yet, but this step already takes far longer than the others.
-    if time.time() - recent_steps[-1]["time"] > max(MIN_LATE_S, MAX_LATENESS * seconds_per_step):
-        return None
-    return round(float(max(0, record.total_steps - recent_steps[-1]["step"]) * seconds_per_step), 1)
-
-
-def _compute_first_and_last_reward(steps: list[Step]) -> dict[str, float | None]:
-    if not steps:
-        return {}
-    count = count_reward_steps(len(steps))
-    return {
-        "first": compute_mean_reward(steps[:count]),
-        "last": compute_mean_reward(steps[-count:]),
-    }
-
-
-# Number of last steps whose rollouts make an accuracy, because one step has few prompts.
-NUM_STEPS = 5
-
-
-def summarize_last_steps(steps: Sequence[Step], curve: Sequence[HeldOutPoint]) -> Json:
-    """Return `loss`, `accuracy` and `accuracy_source`; all are known after a step."""
-    if not steps:
-        return {"loss": None, "accuracy": None, "accuracy_source": None}
-    losses = [step["train/loss"] for step in steps if step.get("train/loss") is not None]
-    accuracy = find_newest_accuracy(curve)
-    source = "held-out items"
-    if accuracy is None:
-        shares = [step.get("train/percent_correct") for step in steps[-NUM_STEPS:]]
-        known_shares = [share for share in shares if share is not None]
-        accuracy = round(statistics.fmean(known_shares), 4) if known_shares else None
-        source = "rollouts of training"
-    # Steps whose groups have equal rewards have no loss.
-    return {
-        "loss": losses[-1] if losses else 0.0,
-        "accuracy": accuracy,
-        "accuracy_source": source if accuracy is not None else None,
-    }
-
-
-# A pause that was noted longer ago is over.
-MAX_PAUSE_AGE_S = 30.0
-
-
-def describe_pause(record: RunRecord, run_dir: RunDir) -> str | None:
-    """Return why the Tinker server makes a run wait, and since when, or None."""
-    if record.has_ended:
-        return None
-    try:
-        pause = json.loads(run_dir.server_pause.read_text())
-        last_at, since = float(pause["last_at"]), float(pause["since"])
-        reason, refusals = str(pause["reason"]), int(pause["refusals"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if time.time() - last_at > MAX_PAUSE_AGE_S:
-        return None
-    return (
-        f"the Tinker server makes it wait: {reason} (since {format_duration(last_at - since)}, "
-        f"{refusals} times); it goes on by itself"
-    )

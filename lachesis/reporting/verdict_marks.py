@@ -60,9 +60,9 @@ def needs_a_look(record: RunRecord) -> bool:
 
 
 def explain_mark(record: RunRecord) -> str:
-    """Return in one line why a run needs a look."""
+    """Return in one line what the mark of a run stands on; nothing if nothing is known."""
     if record.stall_text:
-        return record.stall_text
-    if record.status == "failed" and record.error:
-        return record.error.splitlines()[0]
-    return record.evidence or record.status
+        return record.stall_text.removeprefix("stalled ")
+    if record.evidence and choose_mark(record).word != "failed":
+        return record.evidence
+    return next(iter((record.error or "").splitlines()), "")

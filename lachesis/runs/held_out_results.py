@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.confidence_intervals import wilson_interval
 from lachesis.base.files import storage_errors
+from lachesis.base.formatting import format_reward
 from lachesis.base.json_text import Json, read_json_lines
 from lachesis.base.reward_values import is_score
 from lachesis.base.secrets import redact
@@ -55,7 +56,8 @@ def compute_interval(percent_correct: float, items: float | None) -> dict[str, f
         return {}
     num_items = int(items)
     low, high = wilson_interval(percent_correct * num_items, num_items)
-    return {"items": num_items, "low": round(low, 4), "high": round(high, 4)}
+    # As many digits as nobody shows: a number that is rounded twice may be wrong by one.
+    return {"items": num_items, "low": round(low, 6), "high": round(high, 6)}
 
 
 def find_accuracy(metrics: Mapping[str, float | None]) -> float | None:
@@ -122,23 +124,25 @@ def describe_point(point: HeldOutPoint | None) -> str:
     """Describe a held-out result, as in `0.750 (20 items, 95 % interval 0.531 to 0.888)`."""
     if point is None:
         return "none"
-    return describe_accuracy(point.percent_correct, point.items, point.low, point.high)
+    share = format_reward(point.percent_correct)
+    if point.items is None or point.low is None or point.high is None:
+        return share
+    return f"{share} ({point.items:,} items, 95 % interval {point.low:.3f} to {point.high:.3f})"
 
 
-def describe_accuracy(
-    accuracy: float, items: float | None, low: float | None, high: float | None
-) -> str:
-    """Describe a share with its number of items and its interval."""
-    if items is None or low is None or high is None:
-        return f"{accuracy:.3f}"
-    return f"{accuracy:.3f} ({items:.0f} items, 95 % interval {low:.3f} to {high:.3f})"
+def describe_interval(point: HeldOutPoint) -> str:
+    """Describe the 95 % interval of a share with its number of items: `0.81 to 1.00, n 20`."""
+    if point.low is None or point.high is None:
+        return "items not counted"
+    return f"{point.low:.2f} to {point.high:.2f}, n {point.items:,}"
 
 
-def describe_share(share: float, low: float | None, high: float | None) -> str:
+def describe_share(point: HeldOutPoint) -> str:
     """Describe a share with its 95 % interval in a few characters, as in `0.94 (0.88–0.97)`."""
-    if low is None or high is None:
-        return f"{share:.2f}"
-    return f"{share:.2f} ({low:.2f}–{high:.2f})"
+    share = f"{point.percent_correct:.2f}"
+    if point.low is None or point.high is None:
+        return share
+    return f"{share} ({point.low:.2f}–{point.high:.2f})"
 
 
 def is_evaluation_key(key: str) -> bool:
@@ -181,24 +185,17 @@ def find_held_out_answers(run_dir: RunDir) -> dict[str, tuple[str, Path]]:
     return answers
 
 
-def read_accuracies(record: RunRecord, steps: Sequence[Step]) -> dict[str, float | None]:
-    """Return the accuracy of the base model and of the last step of each of the run's
-    environments.
+def read_held_out_points(record: RunRecord, steps: Sequence[Step]) -> dict[str, HeldOutPoint]:
+    """Return the result `before` training, of the base model, and `after` it, of the last step of
+    a run that has ended; those of a further environment under its name and these words.
     """
-    evaluations = _find_first_and_last(record, steps)
-    return {name: _get_accuracy(metrics) for name, metrics in evaluations.items()}
-
-
-def read_accuracy_intervals(record: RunRecord, steps: Sequence[Step]) -> dict[str, Json]:
-    """Return `items`, `low` and `high` of each accuracy whose number of items is known."""
-    intervals = {}
-    for name, metrics in _find_first_and_last(record, steps).items():
+    points = {}
+    for name, (step, metrics) in _find_first_and_last(record, steps).items():
         accuracy = _get_accuracy(metrics)
-        if accuracy is not None and (
-            interval := compute_interval(accuracy, metrics.get("eval/items"))
-        ):
-            intervals[name] = interval
-    return intervals
+        if accuracy is not None:
+            interval = compute_interval(accuracy, metrics.get("eval/items"))
+            points[name] = HeldOutPoint(step=step, percent_correct=accuracy, **interval)
+    return points
 
 
 def record_failed_evaluation(file: Path, step: int, environment: str, reason: str) -> None:
@@ -268,37 +265,33 @@ def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
 
 
 def find_newest_result(steps: Sequence[Step]) -> HeldOutPoint | None:
-    """Return the newest held-out result of a run, given its last steps."""
+    """Return the newest held-out result of trained weights, given the last steps of a run."""
     curve = build_held_out_curve(steps)
-    if curve:
-        return curve[-1]
-    return None
+    return curve[-1] if curve and curve[-1].step > 0 else None
 
 
-def _find_first_and_last(record: RunRecord, steps: Sequence[Step]) -> dict[str, dict[str, float]]:
-    """Return the metrics `before` training, of the base model, and `after` it, of the last step of
-    a run that has ended; those of a further environment under its name and these words.
-    """
+def _find_first_and_last(
+    record: RunRecord, steps: Sequence[Step]
+) -> dict[str, tuple[int, dict[str, float]]]:
+    """Return the step and the metrics of the evaluations that `read_held_out_points` is about."""
     evaluations = {}
     prefixes = {name: f"environments/{name}/" for name in record.additional_environments}
     for name, prefix in ({"": ""} | prefixes).items():
-        metrics_by_moment = {"before": _find_base_metrics(record, steps, prefix)}
+        metrics_by_moment = {"before": (0, _find_base_metrics(record, steps, prefix))}
         if record.has_ended and steps:
-            metrics_by_moment["after"] = _find_metrics(
-                steps, f"{prefix}{OWN_PREFIX}", steps[-1]["step"]
-            )
-        for moment, metrics in metrics_by_moment.items():
+            last_step = steps[-1]["step"]
+            metrics = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", last_step)
+            metrics_by_moment["after"] = (last_step, metrics)
+        for moment, (step, metrics) in metrics_by_moment.items():
             if metrics:
-                evaluations[f"{name} {moment}".strip()] = metrics
+                evaluations[f"{name} {moment}".strip()] = (step, metrics)
     return evaluations
 
 
 def _find_base_metrics(record: RunRecord, steps: Sequence[Step], prefix: str) -> dict[str, float]:
     """Return the metrics of the base model under `eval/NAME`: its own, or those of step 0."""
-    metrics = _find_metrics(steps, f"{prefix}{BASE_PREFIX}", 0)
-    if not metrics and record.starts_from_base:
-        metrics = _find_metrics(steps, f"{prefix}{OWN_PREFIX}", 0)
-    return metrics
+    own_or_base = OWN_PREFIX if record.starts_from_base else BASE_PREFIX
+    return _find_metrics(steps, f"{prefix}{own_or_base}", 0)
 
 
 def _find_metrics(steps: Sequence[Step], prefix: str, evaluated_step: int) -> dict[str, float]:

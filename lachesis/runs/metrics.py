@@ -7,9 +7,11 @@ import itertools
 import json
 import logging
 import math
+import mmap
 import os
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +130,25 @@ class MetricsFile:
         return _parse_steps(complete_lines), min(position, size) + len(complete_lines)
 
     def find_first(self, name: str) -> Step | None:
-        """Return the first line that has this metric, without parsing those before it."""
+        """Return the first line that has this metric, without parsing the others."""
+        return self._find_line(name, lambda content, mark: content.find(mark))
+
+    def find_last(self, name: str) -> Step | None:
+        """Return the last line that has this metric, without parsing the others."""
+        return self._find_line(name, lambda content, mark: content.rfind(mark))
+
+    def _find_line(self, name: str, search: Callable[[mmap.mmap, bytes], int]) -> Step | None:
         mark = f"{json.dumps(name)}:".encode()
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            first_line = next((line for line in file if mark in line), b"")
-            return next(iter(_parse_steps(first_line)), None)
+        # ValueError: an empty file has no content to map.
+        with (
+            contextlib.suppress(FileNotFoundError, ValueError),
+            self.path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            place = search(content, mark)
+            if place >= 0:
+                content.seek(content.rfind(b"\n", 0, place) + 1)
+                return next(iter(_parse_steps(content.readline())), None)
         return None
 
     def head(self, count: int) -> list[Step]:
@@ -143,6 +159,46 @@ class MetricsFile:
         except FileNotFoundError:
             return []
         return _parse_steps(content)
+
+
+class MetricsReader:
+    """Read the steps of a file again and again; only the lines that were added are parsed.
+
+    Several threads may share it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._state: tuple[int, int] | None = None
+        self._position = 0
+        self._steps: list[Step] = []
+
+    def read(self) -> list[Step]:
+        """Return the steps in order, without those that a resumed run has made again.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with self._lock:
+            return self._read()
+
+    def _read(self) -> list[Step]:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            self._state, self._position, self._steps = None, 0, []
+            return []
+        state = (status.st_mtime_ns, status.st_size)
+        if state != self._state:
+            # A file that is shorter than before was written anew.
+            if self._position > status.st_size:
+                self._position, self._steps = 0, []
+            new_steps, self._position = MetricsFile(self.path).read_from(self._position)
+            # A new list: that of the last call may be in use.
+            self._steps = join_steps(self._steps, new_steps)
+            self._state = state
+        return self._steps
 
 
 def _to_json_line(line: Mapping[str, Any]) -> str:

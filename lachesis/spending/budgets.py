@@ -106,7 +106,7 @@ def read_budget_usage(run_dir: RunDir, record: RunRecord) -> BudgetUsage:
 
 def find_exceeded_limit(limits: LimitsSection, spent: BudgetUsage) -> Budget | None:
     """Return the first budget that is used up, or None."""
-    for budget in _list_budgets(limits, spent):
+    for budget in list_budgets(limits, spent):
         if budget.used >= budget.limit:
             return budget
     return None
@@ -115,11 +115,12 @@ def find_exceeded_limit(limits: LimitsSection, spent: BudgetUsage) -> Budget | N
 def compute_budget_shares(limits: LimitsSection, spent: BudgetUsage) -> dict[str, float]:
     """Return the used share of each budget, from 0 on; empty for a run without budgets."""
     return {
-        budget.unit: round(budget.used / budget.limit, 4) for budget in _list_budgets(limits, spent)
+        budget.unit: round(budget.used / budget.limit, 4) for budget in list_budgets(limits, spent)
     }
 
 
-def _list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[Budget]:
+def list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[Budget]:
+    """Return each budget that the run has, with what is used of it."""
     usage_by_field = {
         ("max_hours", "hours"): spent.hours,
         ("max_tokens", "tokens"): spent.tokens,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lachesis.base.errors import ConfirmationError
-from lachesis.base.formatting import shorten_count
+from lachesis.base.formatting import format_dollars, format_range, shorten_count
 from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKENDS
 from lachesis.config.launch_spec import LaunchSpec
@@ -58,9 +58,10 @@ def describe_cost(forecast: Json | None) -> str:
     if not forecast:
         return "there is no forecast, because no test of this model and code has measured one"
     planned = forecast["planned"]
+    tokens = format_range(forecast["tokens"]["low"], forecast["tokens"]["high"], shorten_count)
     parts = [
         f"{planned['total_steps']} steps of {planned['batch_size']} rollouts take "
-        f"{_format_tokens(forecast['tokens'])} tokens and "
+        f"{tokens} tokens and "
         f"{format_money(forecast.get('cost_usd')) or 'no known amount of money'}"
     ]
     if (evaluations := forecast.get("evaluation_cost_usd")) and evaluations["expected"]:
@@ -71,7 +72,7 @@ def describe_cost(forecast: Json | None) -> str:
     if (storage := forecast.get("storage_gb")) is not None:
         text = f"{planned['kept_checkpoints']} kept checkpoints of about {storage:.2g} GB together"
         if (monthly := forecast.get("storage_usd_per_month")) is not None:
-            text += f", {_format_amount(monthly)} US dollars a month until they are deleted"
+            text += f", {format_dollars(monthly)} a month until they are deleted"
         parts.append(text)
     parts.append(f"based on {forecast['basis']}")
     return "; ".join(parts)
@@ -81,19 +82,8 @@ def format_money(cost: Mapping[str, float] | None) -> str | None:
     """Return a range of US dollars, with its middle."""
     if cost is None:
         return None
-    low, expected, high = (_format_amount(cost[key]) for key in ("low", "expected", "high"))
-    return f"{low} to {high} US dollars (expected {expected})"
-
-
-def _format_amount(amount: float) -> str:
-    """Return an amount of money with two significant digits if it is below a dollar."""
-    if amount >= 1:
-        return f"{amount:,.2f}"
-    return f"{amount:.2g}"
-
-
-def _format_tokens(tokens: Mapping[str, float]) -> str:
-    return f"{shorten_count(tokens['low'])} to {shorten_count(tokens['high'])}"
+    span = format_range(cost["low"], cost["high"], format_dollars)
+    return f"{span} (expected {format_dollars(cost['expected'])})"
 
 
 def _propose_limit(forecast: Json | None) -> str:

@@ -24,6 +24,7 @@ from lachesis.base.errors import (
     shorten,
 )
 from lachesis.base.http_guard import ASGIApp, HttpGuard, Scope
+from lachesis.operations.run_lists import refresh_unsettled
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_list import RunFilter
 from lachesis.runs.record import RunRecord
@@ -57,7 +58,8 @@ def create_app(
     """
     app = _create_routes()
     # One cache for all pages, so that a second look at a run costs nothing.
-    app.state.cache = RunCache(store or RunStore())
+    runs = store or RunStore()
+    app.state.cache = RunCache(runs, lambda: refresh_unsettled(runs))
     app.state.broadcasts = Broadcasts()
     # The token is checked by the gate, which can ask a person for it; the guard does the rest.
     gate = SignInGate(GZipMiddleware(app, minimum_size=1000), token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.base.confidence_intervals import newcombe_interval
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.formatting import format_duration
-from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
+from lachesis.base.formatting import (
+    MISSING,
+    format_dollars,
+    format_duration,
+    format_reward,
+    format_setting,
+)
+from lachesis.reporting.charts import COMPARED_CHARTS, Chart
+from lachesis.reporting.comparison import (
+    ComparedRun,
+    Comparison,
+    find_difference,
+    make_compared_run,
+    rank_runs,
+    write_compare_lead,
+)
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
 from lachesis.reporting.verdict_marks import Mark, choose_mark
-from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
+from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.record import RunRecord
-from lachesis.web.charts import COMPARED_CHARTS, Chart
 from lachesis.web.curve_routes import read_curve_request
-from lachesis.web.inline_svg import IntervalDrawing, draw_interval
 from lachesis.web.rendering import make_csv_response, make_page
-from lachesis.web.wording import format_reward, format_setting
 
-# The width of the axis of held-out results, in units of its picture.
-FOREST_WIDTH = 400.0
 # Mean reward whose first step is compared.
 REACHED_REWARD = 0.7
 REACHED_STEPS = 5
@@ -42,8 +50,6 @@ class ComparedColumn:
     state: str
     before: HeldOutPoint | None
     after: HeldOutPoint | None
-    before_drawing: IntervalDrawing | None
-    after_drawing: IntervalDrawing | None
     ahead: str
     """By how much the baseline is ahead, with its interval."""
     is_difference_seen: bool
@@ -54,7 +60,11 @@ class ComparedRow:
     """Hold one setting or result of all runs."""
 
     name: str
-    values: list[str]
+    key: str
+    """The name for a program."""
+    values: list[Any]
+    """The values as they are; None for a run that has none."""
+    texts: list[str]
     differs: list[bool]
     """Whether each value is unlike that of the baseline."""
 
@@ -134,27 +144,19 @@ def read_comparison(cache: RunCache, run_ids: Sequence[str]) -> Comparison:
     Raises:
         UnknownRunError: One of them does not exist.
     """
-    compared = []
-    for run_id in run_ids:
-        record, steps = cache.load_record(run_id), cache.read_steps(run_id)
-        curve = build_held_out_curve(steps)
-        compared.append(ComparedRun(cache.summarize(record), steps, curve))
-    return Comparison(compared)
+    return Comparison([make_compared_run(cache.view(run_id)) for run_id in run_ids])
 
 
 def _build_column(run: ComparedRun, baseline: ComparedRun, place: int) -> ComparedColumn:
-    record, after = run.record, run.held_out
-    before = run.curve[0] if run.curve and run.curve[0].step == 0 else None
-    ahead, is_seen = ("–", False) if run is baseline else _compare_with(baseline.held_out, after)
+    record = run.record
+    ahead, is_seen = ("–", False) if run is baseline else _compare_with(baseline, run)
     return ComparedColumn(
         letter=LETTERS[place],
         record=record,
         mark=choose_mark(record),
         state=_describe_state(run),
-        before=before,
-        after=after,
-        before_drawing=draw_interval(before, FOREST_WIDTH, 0.0),
-        after_drawing=draw_interval(after, FOREST_WIDTH, 0.0),
+        before=run.curve[0] if run.curve and run.curve[0].step == 0 else None,
+        after=run.held_out,
         ahead=ahead,
         is_difference_seen=is_seen,
     )
@@ -169,19 +171,12 @@ def _describe_state(run: ComparedRun) -> str:
     return f"{record.status}, step {run.summary.step:,} of {record.total_steps:,}"
 
 
-def _compare_with(first: HeldOutPoint | None, second: HeldOutPoint | None) -> tuple[str, bool]:
-    """Return by how much the first result is ahead, and whether the items show a difference."""
-    if first is None or second is None:
+def _compare_with(baseline: ComparedRun, run: ComparedRun) -> tuple[str, bool]:
+    """Return by how much the baseline is ahead, and whether the items show a difference."""
+    difference = find_difference(baseline, run)
+    if difference is None:
         return "no result", False
-    difference = first.percent_correct - second.percent_correct
-    text = f"{difference:.2f}".replace("-", "−")
-    if not first.items or not second.items:
-        return text, False
-    low, high = newcombe_interval(
-        first.percent_correct, first.items, second.percent_correct, second.items
-    )
-    interval = f"{low:.2f} to {high:.2f}".replace("-", "−")
-    return f"{text} ({interval})", low > 0 or high < 0
+    return difference.describe(), difference.is_seen
 
 
 def _describe_items(runs: Sequence[ComparedRun]) -> str:
@@ -194,32 +189,53 @@ def _describe_items(runs: Sequence[ComparedRun]) -> str:
 def _make_setting_row(name: str, key: str, runs: Sequence[ComparedRun]) -> ComparedRow:
     values = [run.summary.settings.get(key) for run in runs]
     texts = [
-        format_setting(value) if key in run.summary.settings else "–"
+        format_setting(value) if key in run.summary.settings else MISSING
         for run, value in zip(runs, values, strict=True)
     ]
-    return ComparedRow(name, texts, [value != values[0] for value in values])
+    return ComparedRow(name, name, values, texts, [value != values[0] for value in values])
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> list[ComparedRow]:
-    rows: dict[str, list[str]] = {
-        "Reward, last steps": [format_reward(run.summary.reward.get("last")) for run in runs],
-        f"Steps to a reward of {REACHED_REWARD}": [_find_reached_step(run) for run in runs],
-        "Steps": [f"{run.summary.step:,} of {run.record.total_steps:,}" for run in runs],
-        "Took": [
-            "–" if run.summary.duration_s is None else format_duration(run.summary.duration_s)
-            for run in runs
-        ],
-        "Tokens": [
-            "–" if run.summary.tokens is None else f"{run.summary.tokens:,}" for run in runs
-        ],
-    }
-    if any(run.summary.cost_usd for run in runs):
-        costs = [run.summary.cost_usd for run in runs]
-        rows["Cost"] = ["–" if cost is None else f"${cost:,.2f}" for cost in costs]
-    return [ComparedRow(name, values, [False] * len(runs)) for name, values in rows.items()]
+    summaries = [run.summary for run in runs]
+    rows = [
+        _make_result_row(
+            "Reward, last steps", "last_reward",
+            [summary.reward.get("last") for summary in summaries], format_reward,
+        ),
+        _make_result_row(
+            f"Steps to a reward of {REACHED_REWARD}", f"steps_to_reward_{REACHED_REWARD}",
+            [_find_reached_step(run) for run in runs], _write_count, missing="never",
+        ),
+        _make_result_row("Steps", "steps", [summary.step for summary in summaries], _write_count),
+        _make_result_row(
+            "Took", "seconds", [summary.duration_s for summary in summaries], format_duration
+        ),
+        _make_result_row(
+            "Tokens", "tokens", [summary.tokens for summary in summaries], _write_count
+        ),
+    ]  # fmt: skip
+    if any(summary.cost_usd for summary in summaries):
+        costs = [summary.cost_usd for summary in summaries]
+        rows.append(_make_result_row("Cost", "cost_usd", costs, format_dollars))
+    return rows
 
 
-def _find_reached_step(run: ComparedRun) -> str:
+def _make_result_row(
+    name: str,
+    key: str,
+    values: Sequence[Any],
+    write: Callable[[Any], str],
+    missing: str = MISSING,
+) -> ComparedRow:
+    texts = [missing if value is None else write(value) for value in values]
+    return ComparedRow(name, key, list(values), texts, [False] * len(values))
+
+
+def _write_count(count: int) -> str:
+    return f"{count:,}"
+
+
+def _find_reached_step(run: ComparedRun) -> int | None:
     """Return the first step at which the mean of the last five rewards was high enough."""
     rewards: list[float] = []
     for step in run.steps:
@@ -227,8 +243,8 @@ def _find_reached_step(run: ComparedRun) -> str:
             rewards.append(step["reward/mean"])
         recent = rewards[-REACHED_STEPS:]
         if len(recent) == REACHED_STEPS and sum(recent) / REACHED_STEPS >= REACHED_REWARD:
-            return f"{step['step']:,}"
-    return "never"
+            return int(step["step"])
+    return None
 
 
 def _describe_differences(comparison: Comparison) -> str:
@@ -254,21 +270,19 @@ def _choose_charts(runs: Sequence[ComparedRun]) -> list[Chart]:
 
 def _advise(runs: Sequence[ComparedRun]) -> str:
     """Say which difference the held-out items could show at all, if they show none."""
-    points = [run.held_out for run in runs if run.held_out and run.held_out.items]
-    if len(points) < 2:
+    ranking = rank_runs(runs)
+    if ranking is None:
         return "A held-out result of trained weights is needed; `final_evaluation` makes one."
-    # Only the two best matter: the others are behind anyway.
-    points.sort(key=lambda point: -point.percent_correct)
-    best, second = points[:2]
-    low, high = newcombe_interval(
-        best.percent_correct, best.items or 1, second.percent_correct, second.items or 1
-    )
-    # The best run can be told from the others, so nothing more is needed.
-    if low > 0:
+    if not ranking.rivals:
         return ""
+    lead = find_difference(ranking.best, ranking.rivals[0])
+    items = ranking.best.held_out.items if ranking.best.held_out else None
+    if lead is None or lead.low is None or lead.high is None:
+        return ""
+    unseen = (lead.high - lead.low) / 2
     return (
         "Which of the best runs is better needs more held-out items or more seeds: with "
-        f"{best.items} items, a difference below about {(high - low) / 2:.2f} cannot be seen."
+        f"{items:,} items, a difference below about {unseen:.2f} cannot be seen."
     )
 
 
@@ -300,7 +314,7 @@ def download_comparison(request: Request) -> Response:
     page = build_compare_page(cache, read_run_ids(request), shows_equal=True)
     run_ids = [column.record.run_id for column in page.columns]
     rows = [
-        {"name": row.name, **dict(zip(run_ids, row.values, strict=True))}
+        {"name": row.key, **dict(zip(run_ids, row.values, strict=True))}
         for row in (*page.settings, *page.equal, *page.results)
     ]
     return make_csv_response("comparison.csv", rows)

@@ -59,8 +59,7 @@ def download_curves(request: Request) -> Response:
     metrics = _split(request, "metrics", MAX_METRICS)
     rows: list[dict[str, object]] = []
     for run_id in _split(request, "runs", MAX_COMPARED_RUNS):
-        cache.load_record(run_id)
-        for step in cache.read_steps(run_id):
+        for step in cache.view(run_id).steps:
             values = {name: step.get(name) for name in metrics}
             rows.append({"run_id": run_id, "step": step["step"], "time": step.get("time")} | values)
     return make_csv_response("curves.csv", rows)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lachesis.base.errors import StorageError, shorten
-from lachesis.base.formatting import format_duration
+from lachesis.base.formatting import count_in_words, format_duration
 from lachesis.base.json_text import Json
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.inference_tests.results import read_samples
@@ -19,7 +19,6 @@ from lachesis.reporting.rollouts import AnswerColumn, build_answers
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.verdict_marks import Mark, make_mark
 from lachesis.web.rendering import make_csv_response, make_page
-from lachesis.web.wording import count_in_words
 
 MAX_HISTORY, MAX_EXAMPLES = 30, 6
 # Verdicts of a test that call for a look at the environment.

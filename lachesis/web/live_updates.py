@@ -26,7 +26,7 @@ from lachesis.reporting.run_curves import CurveRequest, RunCurves, locate_marks
 from lachesis.reporting.run_logs import MAX_LINES, choose_log, find_log, view_log
 from lachesis.web.curve_routes import read_curve_request
 from lachesis.web.rendering import render_page
-from lachesis.web.run_overview import build_run_page
+from lachesis.web.run_overview import make_run_page
 
 # Seconds between two renderings of the verdict and of a list, which cost more than new points.
 PARTS_INTERVAL_S, LIST_INTERVAL_S = 4.0, 4.0
@@ -70,12 +70,12 @@ class LiveRun:
         return tuple(map(stat_file, (self.run_dir.metrics, self.run_dir.record)))
 
     def _get_last_step(self) -> int:
-        steps = self.cache.read_steps(self.run_id)
-        return steps[-1]["step"] if steps else 0
+        return self.cache.view(self.run_id).summary.step
 
     def _make_step_events(self) -> list[Event]:
         """Return the last points of each curve: the new ones, and those whose mean they change."""
-        steps = self.cache.read_steps(self.run_id)
+        view = self.cache.view(self.run_id)
+        steps = view.steps
         if not steps or steps[-1]["step"] == self._last_step:
             return []
         num_new = max(1, steps[-1]["step"] - self._last_step)
@@ -95,14 +95,14 @@ class LiveRun:
             "step": self._last_step,
             "seconds": steps[-1].get("time/step"),
             "series": series,
-            **locate_marks(self.cache, self.run_id, self.request.axis),
+            **locate_marks(view, self.request.axis),
         }
         return [("steps", content)]
 
     def _make_part_events(self) -> list[Event]:
         """Return the parts of the page that read otherwise than before, as HTML by id."""
         self._rendered_at = time.monotonic()
-        page = build_run_page(self.cache, self.run_id)
+        page = make_run_page(self.cache.view(self.run_id))
         log = view_log(page.record, self.run_dir, choose_log(page.record))
         rendered = {
             "verdict": render_page("live_verdict.html.j2", page=page),

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from lachesis.base.formatting import format_bytes, format_duration, shorten_count
-from lachesis.web import wording
+from lachesis.base import formatting
+from lachesis.runs.held_out_results import describe_interval
+from lachesis.web.inline_svg import draw_interval
 
 # Styles and scripts of the pages, with the libraries that they use.
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -35,17 +36,19 @@ def get_environment() -> jinja2.Environment:
     )
     environment.globals["is_report"] = False
     environment.filters.update(
-        reward=wording.format_reward,
-        interval=wording.format_interval,
-        percent=wording.format_percent,
-        setting=wording.format_setting,
-        moment=wording.format_moment,
-        day_and_time=wording.format_day_and_time,
-        in_words=wording.count_in_words,
-        enumerated=wording.join_words,
-        duration=format_duration,
-        bytes=format_bytes,
-        shortened=shorten_count,
+        reward=formatting.format_reward,
+        interval=describe_interval,
+        interval_drawing=draw_interval,
+        percent=formatting.format_percent,
+        setting=formatting.format_setting,
+        moment=formatting.format_moment,
+        day_and_time=formatting.format_day_and_time,
+        in_words=formatting.count_in_words,
+        enumerated=formatting.join_words,
+        duration=formatting.format_duration,
+        bytes=formatting.format_bytes,
+        dollars=formatting.format_dollars,
+        shortened=formatting.shorten_count,
         as_option=lambda value: (value, value),
     )
     return environment

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from lachesis import __version__
 from lachesis.base.errors import StorageError
 from lachesis.base.files import storage_errors, write_private
+from lachesis.base.formatting import MISSING, format_dollars, format_duration, shorten_count
 from lachesis.base.json_text import Json, to_compact_json
 from lachesis.base.timestamps import now_iso
-from lachesis.operations.run_lists import judge_run
-from lachesis.operations.runs import get_results, get_run
-from lachesis.reporting.charts import draw_learning, draw_reward, draw_timing
+from lachesis.operations.runs import view_run
 from lachesis.reporting.comparison import Comparison
 from lachesis.reporting.rollouts import (
     AnswerColumn,
@@ -31,12 +30,10 @@ from lachesis.reporting.rollouts import (
 )
 from lachesis.reporting.run_curves import CurveRequest, record_curves
 from lachesis.reporting.run_headline import find_first_bad_step
-from lachesis.reporting.run_list import summarize_run
-from lachesis.reporting.run_schemas import RunResults
+from lachesis.reporting.run_view import RunView, list_forecast_ranges
 from lachesis.rollouts.groups import GroupQuery, GroupTable, read_group, read_group_table
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import describe_evaluation_faults
-from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -44,10 +41,6 @@ from lachesis.web.comparison_page import make_compare_page
 from lachesis.web.rendering import STATIC_FOLDER, render_page
 from lachesis.web.rollouts_page import describe_scores
 from lachesis.web.run_overview import make_run_page
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # Held-out items that are shown, those with wrong answers first.
 MAX_HELD_OUT_ITEMS = 4
@@ -77,49 +70,42 @@ class ReportedPhase:
 class RunReport:
     """Hold what the report has and the page has not."""
 
-    held_out_rows: list[list[Any]]
     failures: str
     phases: list[ReportedPhase]
-    forecast_rows: list[list[Any]]
+    forecast_rows: list[list[str]]
     provenance: list[tuple[str, Any]]
 
 
-def write_report(store: RunStore, run_id: str, target: Path | None = None) -> list[Path]:
-    """Write the report of a run to a folder, by default in that of the run.
-
-    Returns:
-        The HTML file, then its charts.
+def write_report(store: RunStore, run_id: str, target: Path | None = None) -> Path:
+    """Write the report of a run to a folder, by default in that of the run, and return the file.
 
     Raises:
-        StorageError: A file cannot be written.
+        StorageError: The file cannot be written.
     """
-    run_dir, record = store.dir(run_id), judge_run(store, get_run(store, run_id))
-    folder = target or run_dir.path / "report"
-    results, page = get_results(store, run_id), folder / "report.html"
-    write_page(record, run_dir, results, page)
-    return [page, *write_charts(run_dir, results, folder)]
+    view = view_run(store, run_id)
+    file = (target or view.run_dir.path / "report") / "report.html"
+    write_page(view, file)
+    return file
 
 
-def write_page(record: RunRecord, run_dir: RunDir, results: RunResults, file: Path) -> None:
+def write_page(view: RunView, file: Path) -> None:
     """Write the report of a run.
 
     Raises:
         StorageError: The file cannot be written.
     """
-    steps = MetricsFile(run_dir.metrics).read()
-    page = make_run_page(record, run_dir, steps, summarize_run(record, run_dir))
+    record, run_dir, page = view.record, view.run_dir, make_run_page(view)
     charts = [*([page.charts.main] if page.charts.main else []), *page.charts.small]
     metrics = [metric for chart in charts for metric in chart.metrics]
-    checkpoints = [row.step for row in page.checkpoints]
+    checkpoints = [row.step for row in view.checkpoints]
     curves = record_curves(
-        steps, metrics, results.held_out_curve, checkpoints, find_first_bad_step(record)
+        view.steps, metrics, view.curve, checkpoints, find_first_bad_step(record)
     )
     provenance = list_provenance(record, run_dir)
     report = RunReport(
-        held_out_rows=list_held_out_results(results),
-        failures=describe_evaluation_faults(results.evaluation or {}),
+        failures=describe_evaluation_faults(view.evaluation_faults or {}),
         phases=_list_phases(run_dir),
-        forecast_rows=list_forecast(results),
+        forecast_rows=_list_forecast(view),
         provenance=[row for row in provenance if row[1] not in (None, "")],
     )
     write_report_file(file, "run_report.html.j2", {record.run_id: curves}, page=page, report=report)
@@ -190,29 +176,6 @@ def _make_answers(texts: Sequence[str], scores: Sequence[float]) -> list[AnswerC
     return build_answers(rows, None)
 
 
-CHARTS: dict[str, Callable[[Sequence[Step], RunResults], Figure]] = {
-    "reward": draw_reward,
-    "learning": draw_learning,
-    "timing": draw_timing,
-}
-
-
-def write_charts(run_dir: RunDir, results: RunResults, target: Path) -> list[Path]:
-    """Write one PNG per chart to a folder, and return the files.
-
-    Raises:
-        StorageError: A file cannot be written.
-    """
-    steps = MetricsFile(run_dir.metrics).read()
-    files = []
-    with storage_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-        for name, draw in CHARTS.items() if steps else ():
-            files.append(target / f"{name}.png")
-            draw(steps, results).savefig(files[-1], dpi=120)
-    return files
-
-
 def list_provenance(record: RunRecord, run_dir: RunDir) -> list[tuple[str, Any]]:
     """Return what the run is made of: command, code, model, data, packages and machine."""
     provenance = read_provenance(run_dir)
@@ -252,40 +215,23 @@ def _describe_version(source: Json) -> str:
     return f"{place}, commit {source['commit'][:12]}{changed}"
 
 
-def list_held_out_results(results: RunResults) -> list[list[Any]]:
-    """Return a row per held-out result: step, share, items, and interval."""
-    rows: list[list[Any]] = []
-    for point in results.held_out_curve:
-        interval = ""
-        if point.low is not None and point.high is not None:
-            interval = f"{point.low:.3f} to {point.high:.3f}"
-        rows.append([point.step, f"{point.percent_correct:.3f}", point.items, interval])
-    return rows
-
-
-def list_forecast(results: RunResults) -> list[list[Any]]:
-    """Return a row per quantity of the forecast, beside what the run has taken."""
-    forecast, actual = results.forecast or {}, results.actual or {}
-    quantities = {
-        "tokens": ("tokens", 1, sum(actual.get("tokens", {}).values())),
-        "hours": ("minutes of training", 60, actual.get("training_hours")),
-        "cost_usd": ("US dollars", 1, actual.get("cost_usd")),
+def _list_forecast(view: RunView) -> list[list[str]]:
+    """Return a row per quantity of the forecast, beside what the run has used, and the ratio."""
+    if view.forecast is None or view.actual is None:
+        return []
+    actual = view.actual
+    used = {
+        "tokens": (shorten_count(view.usage.tokens), actual.ratio.get("tokens")),
+        "training": (format_duration(actual.training_hours * 3600), actual.ratio.get("hours")),
+        "cost": (
+            MISSING if actual.cost_usd is None else format_dollars(actual.cost_usd),
+            actual.ratio.get("cost_usd"),
+        ),
     }
-    rows = []
-    for key, (title, factor, actual_value) in quantities.items():
-        if not (forecast_range := forecast.get(key)):
-            continue
-        actual_text = "" if actual_value is None else _format_number(actual_value * factor)
-        low = _format_number(forecast_range["low"] * factor)
-        high = _format_number(forecast_range["high"] * factor)
-        rows.append([title, f"{low} to {high}", actual_text, actual.get("ratio", {}).get(key, "")])
-    return rows
-
-
-def _format_number(number: float) -> str:
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.3g}"
+    return [
+        [name, span, used[name][0], MISSING if used[name][1] is None else f"{used[name][1]:.2f}"]
+        for name, span in list_forecast_ranges(view.forecast)
+    ]
 
 
 STYLES = ("vendor/uPlot.min.css", "frame.css", "parts.css")

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from lachesis.base.formatting import format_reward
 from lachesis.base.json_text import Json
 from lachesis.reporting.rollouts import (
     AnswerColumn,
@@ -33,7 +34,6 @@ from lachesis.runs.record import RunRecord
 from lachesis.web.inline_svg import average_neighbours
 from lachesis.web.rendering import make_csv_response, make_page
 from lachesis.web.token_text import load_tokenizer
-from lachesis.web.wording import format_reward
 
 # How many groups, held-out items, and groups of one item are shown at once.
 GROUPS_PER_PAGE, HELD_OUT_SHOWN, MAX_TIMELINE = 20, 6, 12

@@ -15,28 +15,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.base.formatting import format_duration, shorten_count
-from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_list import (
-    LETTERS,
-    ROWS_PER_PAGE,
-    RunFilter,
-    RunSummary,
-    find_differing_settings,
-    get_model_name,
-    select_runs,
+from lachesis.base.formatting import (
+    count_in_words,
+    format_duration,
+    format_setting,
+    shorten_count,
 )
+from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_list import LETTERS, ROWS_PER_PAGE, RunFilter, select_runs
+from lachesis.reporting.run_summary import RunSummary, find_differing_settings, get_model_name
 from lachesis.reporting.verdict_marks import ALARMING, Mark, choose_mark, explain_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.record import RunRecord
-from lachesis.web.inline_svg import IntervalDrawing, Sparkline, draw_interval, draw_sparkline
+from lachesis.web.inline_svg import Sparkline, draw_sparkline
 from lachesis.web.rendering import make_csv_response, make_page
-from lachesis.web.wording import count_in_words, format_setting
 
 # Columns of settings that differ; the rest of them is counted below the table.
 MAX_SETTING_COLUMNS = 5
 MAX_ALARMS = 6
-INTERVAL_WIDTH, INTERVAL_MARGIN = 112.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -61,8 +57,7 @@ class RunRow:
     progress: float | None
     """The share of the steps that a living run has made."""
     sparkline: Sparkline | None
-    before: IntervalDrawing | None
-    after: IntervalDrawing | None
+    before: HeldOutPoint | None
     held_out: HeldOutPoint | None
     """The newest held-out result of trained weights."""
     cells: list[SettingCell]
@@ -116,7 +111,8 @@ def build_run_list(cache: RunCache, run_filter: RunFilter) -> RunListPage:
         lead=lead,
         lead_rest=lead_rest,
         alarms=[
-            (record, choose_mark(record), explain_mark(record)) for record in alarms[:MAX_ALARMS]
+            (record, choose_mark(record), explain_mark(record) or record.status)
+            for record in alarms[:MAX_ALARMS]
         ],
         num_more_alarms=max(0, len(alarms) - MAX_ALARMS),
         equal=_list_equal_facts(summaries),
@@ -212,8 +208,7 @@ def _build_rows(
                 state=_describe_state(summary),
                 progress=None if record.has_ended else summary.step / record.total_steps,
                 sparkline=draw_sparkline(series, record.total_steps, low, high),
-                before=draw_interval(summary.held_out_before, INTERVAL_WIDTH, INTERVAL_MARGIN),
-                after=draw_interval(trained, INTERVAL_WIDTH, INTERVAL_MARGIN),
+                before=summary.held_out_before,
                 held_out=trained,
                 cells=[
                     _make_cell(summary, name, key, usual[key]) for name, key in differing.items()
@@ -259,9 +254,7 @@ def _describe_duration(summary: RunSummary) -> str:
 
 
 def _describe_tokens(summary: RunSummary) -> str:
-    if summary.tokens is None:
-        return "no tokens"
-    return f"{shorten_count(summary.tokens)} tokens"
+    return f"{shorten_count(summary.tokens)} tokens" if summary.tokens else "no tokens"
 
 
 def _list_equal_facts(summaries: Sequence[RunSummary]) -> list[tuple[str, str]]:
@@ -312,7 +305,7 @@ def _make_row(summary: RunSummary) -> dict[str, object]:
         "name": record.name,
         "environment": record.environment,
         "status": record.status,
-        "health": record.learning,
+        "health": choose_mark(record).word,
         "created_at": record.created_at,
         "steps": summary.step,
         "first_reward": summary.reward.get("first"),

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from lachesis.base.errors import LachesisError
-from lachesis.base.formatting import format_duration, shorten_count
-from lachesis.base.json_text import Json
+from lachesis.base.formatting import (
+    MISSING,
+    format_decimal,
+    format_dollars,
+    format_duration,
+    format_reward,
+)
 from lachesis.base.timestamps import seconds_between
-from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.config.run_config import RunConfig
 from lachesis.operations.runs import get_run_url
-from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS, list_next_steps, make_repeat_command
-from lachesis.reporting.run_cache import RunCache
-from lachesis.reporting.run_headline import RunVerdict, Trouble, describe_trouble, describe_verdict
-from lachesis.reporting.run_list import RunSummary, get_model_name
+from lachesis.reporting.charts import ChosenCharts, choose_charts
+from lachesis.reporting.next_steps import make_repeat_command
+from lachesis.reporting.run_headline import RunVerdict, Trouble, describe_trouble
 from lachesis.reporting.run_settings import SettingRow, list_settings
-from lachesis.reporting.run_view import estimate_eta_s
-from lachesis.runs.folder import RunDir, shorten_service_name
-from lachesis.runs.held_out_results import HeldOutPoint, build_held_out_curve
-from lachesis.runs.metrics import Step
+from lachesis.reporting.run_summary import RunSummary, get_model_name
+from lachesis.reporting.run_view import RunView, list_forecast_ranges
+from lachesis.runs.folder import shorten_service_name
 from lachesis.runs.provenance import read_provenance
-from lachesis.runs.record import PastAttempt, RunRecord, describe_attempt, describe_service_state
-from lachesis.runs.store import read_effective_config
-from lachesis.spending.budgets import BudgetUsage, compute_budget_usage, read_spent_file
-from lachesis.web.charts import ChosenCharts, choose_charts
-from lachesis.web.wording import format_decimal
+from lachesis.runs.record import RunRecord, describe_service_state
 
 
 @dataclass(frozen=True)
@@ -57,17 +54,6 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class CheckpointRow:
-    """Hold one checkpoint that is kept."""
-
-    step: int
-    is_final: bool
-    reward: float | None
-    """Mean reward of the steps since the checkpoint before it."""
-    held_out: HeldOutPoint | None
-
-
-@dataclass(frozen=True)
 class ServiceRow:
     """Hold a service of the run and the name of its log."""
 
@@ -79,11 +65,9 @@ class ServiceRow:
 
 @dataclass(frozen=True)
 class RunPage:
-    """Hold what the page of one run shows."""
+    """Lay out what the page of one run shows."""
 
-    record: RunRecord
-    summary: RunSummary
-    verdict: RunVerdict
+    view: RunView
     next_steps: list[str]
     facts: list[list[Fact]]
     """The facts in groups."""
@@ -92,222 +76,178 @@ class RunPage:
     trouble: Trouble | None
     """What shows why it needs a look, if it needs one."""
     charts: ChosenCharts
-    checkpoints: list[CheckpointRow]
     seconds: list[Amount]
     tokens: list[Amount]
-    forecast: Json | None
     settings: list[SettingRow]
     command: str
     """Starts the same run again; one line per option."""
     started_by: str
     """The command line that has started it, or nothing."""
-    attempts: list[PastAttempt]
-    """All attempts, the present one last; with one alone there is nothing to tell."""
     services: list[ServiceRow]
 
+    @property
+    def record(self) -> RunRecord:
+        """Return the record of the run."""
+        return self.view.record
 
-def build_run_page(cache: RunCache, run_id: str) -> RunPage:
-    """Return the page of a run.
+    @property
+    def summary(self) -> RunSummary:
+        """Return what a list shows of the run."""
+        return self.view.summary
 
-    Raises:
-        UnknownRunError: There is no such run.
-        StorageError: Its record is damaged.
-    """
-    record = cache.load_record(run_id)
-    run_dir, steps = cache.store.dir(run_id), cache.read_steps(run_id)
-    return make_run_page(record, run_dir, steps, cache.summarize(record))
+    @property
+    def verdict(self) -> RunVerdict:
+        """Return how the run went."""
+        return self.view.verdict
 
 
-def make_run_page(
-    record: RunRecord, run_dir: RunDir, steps: list[Step], summary: RunSummary
-) -> RunPage:
-    """Return the page of a run of which all this was read."""
-    config = read_config(run_dir)
-    curve = build_held_out_curve(steps)
-    last_step = steps[-1] if steps else {}
-    usage = compute_budget_usage(record, last_step, saved=read_spent_file(run_dir.spent))
-    verdict = describe_verdict(record, summary.step, summary.reward, curve)
-    charts = choose_charts(steps)
+def make_run_page(view: RunView) -> RunPage:
+    """Return the page of a run."""
+    record, config = view.record, view.config
+    charts = choose_charts(view.steps)
     group_size = config.env.group_size if config else 0
     return RunPage(
-        record=record,
-        summary=summary,
-        verdict=verdict,
-        next_steps=list_next_steps(record, run_dir, NEXT_STEP_COMMANDS),
-        facts=[
-            *_list_facts(record, summary, config, usage),
-            *([forecast] if (forecast := _list_forecast(record)) else []),
-            *([links] if (links := _list_links(record, run_dir)) else []),
-        ],
-        meters=_list_meters(record, summary, config, usage),
-        ends_in=_describe_end(record, steps),
-        trouble=describe_trouble(record, verdict, charts.small, steps, group_size),
+        view=view,
+        next_steps=view.list_next_steps(),
+        facts=[group for group in (_list_results(view), _list_settings(view), _list_forecast(view),
+                                   _list_links(view)) if group],
+        meters=_list_meters(view),
+        ends_in=_describe_end(view),
+        trouble=describe_trouble(record, view.verdict, charts.small, view.steps, group_size),
         charts=charts,
-        checkpoints=_list_checkpoints(record, run_dir, steps, curve),
-        seconds=_split_seconds(record, summary, steps),
-        tokens=_split_tokens(last_step),
-        forecast=record.forecast,
+        seconds=_split_seconds(view),
+        tokens=_split_tokens(view),
         settings=list_settings(record, config) if config else [],
         command=make_repeat_command(record),
-        started_by=str((read_provenance(run_dir) or {}).get("command") or ""),
-        attempts=list_attempts(record),
-        services=list_services(record, run_dir),
-    )
+        started_by=str((read_provenance(view.run_dir) or {}).get("command") or ""),
+        services=list_services(record),
+    )  # fmt: skip
 
 
-def read_config(run_dir: RunDir) -> RunConfig | None:
-    """Return the configuration of a run, or None if it cannot be read."""
-    try:
-        return read_effective_config(run_dir)
-    except (LachesisError, OSError):
-        return None
-
-
-def list_attempts(record: RunRecord) -> list[PastAttempt]:
-    """Return all attempts of a run, the present one last."""
-    return [*record.past_attempts, describe_attempt(record)]
-
-
-def _list_facts(
-    record: RunRecord, summary: RunSummary, config: RunConfig | None, usage: BudgetUsage
-) -> list[list[Fact]]:
-    # A living run has meters in place of what it has made.
-    made = [Fact("Attempt", str(record.attempt))] if record.attempt > 1 else []
+def _list_results(view: RunView) -> list[Fact]:
+    """Return what the run has made. A living run has meters in place of most of it."""
+    record, summary = view.record, view.summary
+    facts = [Fact("Attempt", str(record.attempt))] if record.attempt > 1 else []
+    if summary.reward.get("last") is not None:
+        rewards = (summary.reward.get("first"), summary.reward.get("last"))
+        facts.append(Fact("Reward", " to ".join(map(format_reward, rewards))))
+    if better := view.weights.best:
+        facts.append(Fact("Best checkpoint", f"step {better.step:,}"))
     if record.has_ended:
-        made += [
+        facts += [
             Fact("Steps", f"{summary.step:,} of {record.total_steps:,}"),
             Fact(
-                "Took", "–" if summary.duration_s is None else format_duration(summary.duration_s)
+                "Took",
+                MISSING if summary.duration_s is None else format_duration(summary.duration_s),
             ),
-            Fact("Tokens", f"{usage.tokens:,.0f}"),
-            Fact("Cost", _describe_cost(record, usage)),
+            Fact("Tokens", f"{view.usage.tokens:,.0f}"),
+            Fact("Cost", _describe_cost(view)),
         ]
-    settings = [Fact("Environment", record.environment), Fact("Model", get_model_name(record))]
+    return facts
+
+
+def _list_settings(view: RunView) -> list[Fact]:
+    record, config = view.record, view.config
+    facts = [Fact("Environment", record.environment), Fact("Model", get_model_name(record))]
     if config is not None:
         groups = config.env.batch_size // config.env.group_size
         rate = format_decimal(config.tinker.learning_rate)
-        settings += [
+        facts += [
             Fact("Rollouts a step", f"{groups} groups of {config.env.group_size}"),
             Fact("Learning rate", f"{rate}, {config.tinker.learning_rate_schedule}"),
             Fact("Seed", str(record.seed)),
         ]
     if record.forked_from:
-        settings.append(Fact("Started from", record.forked_from))
+        facts.append(Fact("Started from", record.forked_from))
     if record.schedule:
-        settings.append(Fact("Schedule", record.schedule))
-    return [group for group in (made, settings) if group]
-
-
-def _list_forecast(record: RunRecord) -> list[Fact]:
-    """Return what a validation of the same code forecast for all steps."""
-    forecast = record.forecast or {}
-    facts = []
-    if tokens := forecast.get("tokens"):
-        span = f"{shorten_count(tokens['low'])} to {shorten_count(tokens['high'])}"
-        facts.append(Fact("Forecast of tokens", span))
-    if hours := forecast.get("hours"):
-        spans = [format_duration(hours[end] * 3600) for end in ("low", "high")]
-        facts.append(Fact("Forecast of training", " to ".join(spans)))
-    if cost := forecast.get("cost_usd"):
-        facts.append(Fact("Forecast of cost", f"${cost['low']:,.2f} to ${cost['high']:,.2f}"))
+        facts.append(Fact("Schedule", record.schedule))
     return facts
 
 
-def _list_links(record: RunRecord, run_dir: RunDir) -> list[Fact]:
-    links = []
+def _list_forecast(view: RunView) -> list[Fact]:
+    """Return what a test of the same code forecast for all steps."""
+    if view.forecast is None:
+        return []
+    return [Fact(f"Forecast of {name}", span) for name, span in list_forecast_ranges(view.forecast)]
+
+
+def _list_links(view: RunView) -> list[Fact]:
+    record, links = view.record, []
     if url := get_run_url(record):
         links.append(Fact("Prefect", f"flow run {(record.flow_run_id or '')[:8]}", url))
     if record.wandb_url:
         links.append(Fact("W&B", record.wandb_run_name, record.wandb_url))
-    elif any((run_dir.path / "wandb").glob("offline-run-*")):
+    elif view.wandb_folder:
         links.append(Fact("W&B", "offline, not sent"))
     return links
 
 
-def _describe_cost(record: RunRecord, usage: BudgetUsage) -> str:
-    if usage.cost_usd is not None:
-        return f"${usage.cost_usd:,.2f}"
-    return f"none, profile {record.profile}" if record.profile == "embedded" else "not known"
+def _describe_cost(view: RunView) -> str:
+    if view.usage.cost_usd is not None:
+        return format_dollars(view.usage.cost_usd)
+    profile = view.record.profile
+    return f"none, profile {profile}" if profile == "embedded" else "not known"
 
 
-def _list_meters(
-    record: RunRecord, summary: RunSummary, config: RunConfig | None, usage: BudgetUsage
-) -> list[MeterFact]:
+def _list_meters(view: RunView) -> list[MeterFact]:
     """Return the steps of a living run, and each budget, as parts of their limits."""
     meters = []
+    record, summary = view.record, view.summary
     if not record.has_ended:
         text = f"{summary.step:,} of {record.total_steps:,}"
         meters.append(MeterFact("Steps", text, summary.step, record.total_steps))
-    limits = config.limits if config else None
-    if limits is None:
-        return meters
-    if limits.max_tokens is not None:
-        text = f"{usage.tokens:,.0f} of {limits.max_tokens:,}"
-        meters.append(MeterFact("Tokens", text, usage.tokens, limits.max_tokens))
-    if limits.max_hours is not None:
-        durations = [format_duration(hours * 3600) for hours in (usage.hours, limits.max_hours)]
-        text = " of ".join(durations)
-        meters.append(MeterFact("Time", text, usage.hours, limits.max_hours))
-    if limits.max_cost_usd is not None:
-        text = f"${usage.cost_usd or 0:,.2f} of ${limits.max_cost_usd:,.2f}"
-        meters.append(MeterFact("Cost", text, usage.cost_usd or 0.0, limits.max_cost_usd))
+    for budget in view.budgets:
+        name, write = _BUDGET_WORDS[budget.field]
+        text = f"{write(budget.used)} of {write(budget.limit)}"
+        meters.append(MeterFact(name, text, budget.used, budget.limit))
     return meters
 
 
-def _describe_end(record: RunRecord, steps: list[Step]) -> str:
+# The name of each budget, and how its amounts are written.
+_BUDGET_WORDS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "max_tokens": ("Tokens", lambda tokens: f"{tokens:,.0f}"),
+    "max_hours": ("Time", lambda hours: format_duration(hours * 3600)),
+    "max_cost_usd": ("Cost", format_dollars),
+}
+
+
+def _describe_end(view: RunView) -> str:
     """Return when a living run ends, by the pace of its last steps."""
-    if record.has_ended:
+    if view.record.has_ended:
         return ""
-    eta_s = estimate_eta_s(record, steps)
-    if eta_s is None:
-        return "not known yet"
-    return f"about {format_duration(eta_s)}"
+    return "not known yet" if view.eta_s is None else f"about {format_duration(view.eta_s)}"
 
 
-def _list_checkpoints(
-    record: RunRecord, run_dir: RunDir, steps: list[Step], curve: list[HeldOutPoint]
-) -> list[CheckpointRow]:
-    points = {point.step: point for point in curve}
-    rows, previous = [], 0
-    for manifest in Checkpoints(run_dir.checkpoints).list_intact():
-        # The rewards since the checkpoint before say how good this one is.
-        rewards = [
-            step["reward/mean"]
-            for step in steps
-            if previous < step["step"] <= manifest.step and step.get("reward/mean") is not None
-        ]
-        mean = sum(rewards) / len(rewards) if rewards else None
-        is_final = record.has_ended and manifest.step == record.total_steps
-        rows.append(CheckpointRow(manifest.step, is_final, mean, points.get(manifest.step)))
-        previous = manifest.step
-    return rows
-
-
-def _split_seconds(record: RunRecord, summary: RunSummary, steps: list[Step]) -> list[Amount]:
+def _split_seconds(view: RunView) -> list[Amount]:
     """Return where the time went: waiting, training, starting, and all the rest."""
-    if summary.duration_s is None or not steps:
+    record, duration_s = view.record, view.summary.duration_s
+    if duration_s is None or not view.steps:
         return []
     # Of a resumed run, only the start of the newest attempt is known.
     starting = 0.0
     if record.started_at and record.healthy_at:
         seconds = seconds_between(record.started_at, record.healthy_at)
-        starting = min(summary.duration_s, max(0.0, seconds))
+        starting = min(duration_s, max(0.0, seconds))
     parts = {
-        "waiting for rollouts": sum(step.get("time/rollouts") or 0.0 for step in steps),
-        "training": sum(step.get("time/train") or 0.0 for step in steps),
+        "waiting for rollouts": sum(step.get("time/rollouts") or 0.0 for step in view.steps),
+        "training": sum(step.get("time/train") or 0.0 for step in view.steps),
         "starting": starting,
     }
-    parts["evaluating, saving, ending"] = max(0.0, summary.duration_s - sum(parts.values()))
+    parts["evaluating, saving, ending"] = max(0.0, duration_s - sum(parts.values()))
     return [Amount(name, value, format_duration(value)) for name, value in parts.items()]
 
 
-def _split_tokens(last_step: Step) -> list[Amount]:
+def _split_tokens(view: RunView) -> list[Amount]:
     names = {"trained": "trained", "sampled": "sampled", "prefill": "prompts"}
-    counts = {kind: last_step.get(f"tokens/{kind}_total") for kind in names}
-    return [Amount(names[kind], count, f"{count:,.0f}") for kind, count in counts.items() if count]
+    counts = view.tokens.model_dump() if view.steps else {}
+    return [
+        Amount(name, counts[kind], f"{counts[kind]:,.0f}")
+        for kind, name in names.items()
+        if counts.get(kind)
+    ]
 
 
-def list_services(record: RunRecord, run_dir: RunDir) -> list[ServiceRow]:
+def list_services(record: RunRecord) -> list[ServiceRow]:
     """Return the services of a run in the order of their start."""
     rows = []
     for name, service in record.services.items():

@@ -8,21 +8,21 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from lachesis.reporting.charts import list_metrics
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_logs import MAX_LINES, TAIL_LINES, choose_log, find_log, view_log
 from lachesis.reporting.run_settings import list_settings
 from lachesis.reporting.verdict_marks import choose_mark
-from lachesis.web.charts import list_metrics
 from lachesis.web.curve_routes import read_curve_request
 from lachesis.web.rendering import make_csv_response, make_page
-from lachesis.web.run_overview import build_run_page, list_attempts, list_services, read_config
+from lachesis.web.run_overview import list_services, make_run_page
 
 
 def show_run(request: Request) -> Response:
     """Answer with the overview of a run."""
     cache: RunCache = request.app.state.cache
-    page = build_run_page(cache, request.path_params["run_id"])
-    run_dir = cache.store.dir(page.record.run_id)
+    page = make_run_page(cache.view(request.path_params["run_id"]))
+    run_dir = page.view.run_dir
     return make_page(
         request,
         "run.html.j2",
@@ -39,16 +39,16 @@ def show_run(request: Request) -> Response:
 def show_metrics(request: Request) -> Response:
     """Answer with a curve of each metric of a run."""
     cache: RunCache = request.app.state.cache
-    record = cache.load_record(request.path_params["run_id"])
-    names = list_metrics(cache.read_steps(record.run_id))
+    view = cache.view(request.path_params["run_id"])
+    names = list_metrics(view.steps)
     search_text = request.query_params.get("q", "").casefold()
     return make_page(
         request,
         "run_metrics.html.j2",
         section="runs",
         tab="metrics",
-        record=record,
-        mark=choose_mark(record),
+        record=view.record,
+        mark=choose_mark(view.record),
         metrics=[name for name in names if search_text in name.casefold()],
         num_metrics=len(names),
         text=search_text,
@@ -59,45 +59,45 @@ def show_metrics(request: Request) -> Response:
 def show_settings(request: Request) -> Response:
     """Answer with all settings of a run."""
     cache: RunCache = request.app.state.cache
-    record = cache.load_record(request.path_params["run_id"])
-    config = read_config(cache.store.dir(record.run_id))
+    view = cache.view(request.path_params["run_id"])
     return make_page(
         request,
         "run_all_settings.html.j2",
         section="runs",
         tab="settings",
-        record=record,
-        mark=choose_mark(record),
-        settings=list_settings(record, config) if config else [],
+        record=view.record,
+        mark=choose_mark(view.record),
+        settings=list_settings(view.record, view.config) if view.config else [],
     )
 
 
 def download_settings(request: Request) -> Response:
     """Answer with all settings of a run as CSV."""
     cache: RunCache = request.app.state.cache
-    record = cache.load_record(request.path_params["run_id"])
-    config = read_config(cache.store.dir(record.run_id))
-    rows = [asdict(row) for row in (list_settings(record, config) if config else [])]
-    return make_csv_response(f"settings-{record.run_id}.csv", rows)
+    view = cache.view(request.path_params["run_id"])
+    rows = list_settings(view.record, view.config) if view.config else []
+    return make_csv_response(f"settings-{view.record.run_id}.csv", list(map(asdict, rows)))
 
 
 def download_checkpoints(request: Request) -> Response:
     """Answer with the checkpoints of a run that are kept as CSV."""
-    page = build_run_page(request.app.state.cache, request.path_params["run_id"])
+    cache: RunCache = request.app.state.cache
+    view = cache.view(request.path_params["run_id"])
     rows: list[dict[str, object]] = []
-    for row in page.checkpoints:
+    for row in view.checkpoints:
         point = row.held_out.model_dump() if row.held_out else {}
         held_out = {f"held_out_{name}": value for name, value in point.items()}
-        rows.append({"step": row.step, "is_final": row.is_final, "reward": row.reward} | held_out)
-    return make_csv_response(f"checkpoints-{page.record.run_id}.csv", rows)
+        rows.append({**asdict(row), **held_out})
+        del rows[-1]["held_out"]
+    return make_csv_response(f"checkpoints-{view.record.run_id}.csv", rows)
 
 
 def download_attempts(request: Request) -> Response:
     """Answer with the attempts of a run as CSV."""
     cache: RunCache = request.app.state.cache
-    record = cache.load_record(request.path_params["run_id"])
-    rows = [attempt.model_dump(mode="json") for attempt in list_attempts(record)]
-    return make_csv_response(f"attempts-{record.run_id}.csv", rows)
+    view = cache.view(request.path_params["run_id"])
+    rows = [attempt.model_dump(mode="json") for attempt in view.attempts]
+    return make_csv_response(f"attempts-{view.record.run_id}.csv", rows)
 
 
 def show_log(request: Request) -> Response:
@@ -114,7 +114,7 @@ def show_log(request: Request) -> Response:
         tab="logs",
         record=record,
         mark=choose_mark(record),
-        services=list_services(record, run_dir),
+        services=list_services(record),
         log=view_log(record, run_dir, name, text=text, max_lines=MAX_LINES),
     )
 

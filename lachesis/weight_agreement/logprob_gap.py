@@ -22,6 +22,10 @@ class Tolerance(BaseModel):
     limit: float
 
 
+# Mean absolute difference of sampling and training log-probabilities in a step, in nats per token,
+# from which on a run is suspect or broken. At 1, the ratio of the importance-sampling loss is wrong
+# by a factor of e for a typical token.
+SUSPECT_LOGPROB_GAP, BROKEN_LOGPROB_GAP = 0.25, 1.0
 FLOAT32_TOLERANCE = Tolerance(measure="largest", limit=1e-3)
 # The weight-sync check allows at least as much between sampler and trainer; see
 # `lachesis.weight_agreement.at_weight_sync`.

@@ -8,7 +8,13 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
-from lachesis.cli.terminal import make_lines, make_pairs_table, print_sentence, wrap_between_words
+from lachesis.cli.terminal import (
+    draw_sparkline,
+    make_lines,
+    make_pairs_table,
+    print_sentence,
+    wrap_between_words,
+)
 
 PATH = "/home/somebody/with/a/rather/long/name/runs/0123abcd/engine/weights/step-000300"
 
@@ -61,3 +67,15 @@ def test_sentences_are_broken_on_a_terminal_only(is_terminal: bool, lines: list[
     output = Console(file=io.StringIO(), width=20, force_terminal=is_terminal, color_system=None)
     print_sentence("a sentence with `a command of words` of many words", output)
     assert output.file.getvalue().splitlines() == lines  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [([], ""), ([None], ""), ([0.0, 0.5, 1.0], "▁▅█"), ([None, 0.5], " ▅"), ([-1.0, 0.0], "▁█"),
+     ([2.0, 6.0, 10.0], "▁▅█"), ([3.0, 3.0], "▁▁")],
+)  # fmt: skip
+def test_a_sparkline_shows_rewards_of_any_size_and_leaves_out_missing_ones(
+    values: list[float | None], line: str
+) -> None:
+    assert draw_sparkline(values) == line
+    assert len(draw_sparkline([0.5] * 1000)) == 40

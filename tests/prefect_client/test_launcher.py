@@ -21,7 +21,8 @@ from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.launch.resume import make_next_attempt_changes
 from lachesis.prefect_client import refresh, stop
 from lachesis.prefect_client.serve_info import RUNNER, SERVER
-from lachesis.reporting.run_view import build_run_status
+from lachesis.reporting.run_schemas import build_run_status
+from lachesis.reporting.run_view import RunView
 from lachesis.runs.end_causes import CAUSES, EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.record import RunRecord
@@ -110,9 +111,7 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
     ]
 
     def step_of(record: RunRecord) -> int:
-        return build_run_status(
-            record, folder, steps, ui_url=None, queue=None, warning=None
-        ).progress.step
+        return build_run_status(RunView(record, folder, steps)).progress.step
 
     first = store.load(RUN)
     assert step_of(first) == 48

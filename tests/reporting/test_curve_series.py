@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lachesis.reporting.charts import choose_charts, list_metrics
 from lachesis.reporting.run_curves import (
     CurveRequest,
     RunCurves,
@@ -15,7 +16,6 @@ from lachesis.reporting.run_curves import (
     choose_points,
     to_numbers,
 )
-from lachesis.web.charts import choose_charts, list_metrics
 
 NAME = "reward/mean"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lachesis.reporting.run_view import summarize_last_steps
+from lachesis.reporting.run_schemas import summarize_last_steps
 from lachesis.runs.held_out_results import HeldOutPoint
 
 

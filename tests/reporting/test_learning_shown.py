@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import time
 from datetime import UTC, datetime
@@ -23,10 +24,11 @@ from lachesis.config import run_config as run_config
 from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.run_health import refresh_health
 from lachesis.operations.run_lists import list_runs_with_warning
-from lachesis.operations.runs import get_results, get_status
+from lachesis.operations.runs import get_status, observe_run, view_run
 from lachesis.prefect_client import refresh
-from lachesis.reporting.run_list import summarize_run
-from lachesis.reporting.run_view import build_run_status
+from lachesis.reporting.run_schemas import build_run_status
+from lachesis.reporting.run_summary import summarize_run
+from lachesis.reporting.run_view import RunView
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -111,13 +113,13 @@ def test_a_dead_run_has_one_word_everywhere(
     health = answers(capsys, "status", RUN)["health"]
     assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
     record = store.load(RUN)
-    assert prefect_artifacts.build_overview_row(record)["learning"] == "broken"
+    assert prefect_artifacts.build_overview_row(record)["verdict"] == "broken"
     assert prefect_artifacts.build_overview_row(record)["evidence"] == EVIDENCE
     overview = prefect_artifacts.render_overview([record])
     assert prefect_artifacts.render_overview([]) == "No runs yet."
     assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
     assert "broken: " in overview
-    page = write_report(store, RUN, tmp_path / "report")[0].read_text()
+    page = write_report(store, RUN, tmp_path / "report").read_text()
     assert "It is broken." in page
     assert "100% of 6,400 rollouts had no usable score" in page
 
@@ -139,9 +141,7 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
     }
     store.dir(RUN).get_counters_file("environment").write_text(json.dumps(counted))
     record = store.load(RUN)
-    answer = build_run_status(
-        record, store.dir(RUN), [], ui_url=None, queue=None, warning=None
-    ).to_payload()
+    answer = build_run_status(RunView(record, store.dir(RUN), [])).to_payload()
     assert answer.get("rollouts") is None
     (row,) = answers(capsys, "runs")["runs"]
     assert (row["learning"], row["evidence"]) == ("too early", "0 of at least 5 steps")
@@ -155,7 +155,7 @@ def test_metrics_that_cannot_be_read_hide_no_other_run(
     make(store)
     make(store, run_id="4567abcd")
     store.dir(RUN).metrics.mkdir()
-    point = {"eval/percent_correct": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/step": 0}
+    point = {"eval/percent_correct": 0.5, "eval/low": 0.4, "eval/high": 0.6, "eval/step": 1}
     MetricsFile(store.dir("4567abcd").metrics).append(1, point)
     rows = {row["run_id"]: row["held_out"] for row in answers(capsys, "runs")["runs"]}
     assert rows[RUN] is None
@@ -170,13 +170,13 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
     assert "\x1b[31mbroken" in lines[3]
     assert "100% of 6,400 rollouts had no usable score (ValueE" in lines[3]
     for view in (
-        run_status.render_status(get_status(store, RUN).to_payload()),
-        run_status.render_results(get_results(store, RUN).to_payload()),
+        run_status.render_status(observe_run(store, RUN)),
+        run_status.render_results(view_run(store, RUN)),
     ):
         shown = printed(view)
         assert "\x1b[31mbroken" in shown
         assert REASON in " ".join(shown.replace("\x1b[31m", "").replace("\x1b[0m", "").split())
-    assert EVIDENCE in " ".join(printed(watch._render_panel(store, records[0]), 140).split())
+    assert EVIDENCE in " ".join(printed(watch.render_panel(view_run(store, RUN)), 140).split())
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_only_a_run_that_was_measured_is_green(
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
-    shown = printed(watch._render_learning(list_runs_with_warning(store)[0][0]))
-    assert f"learning: {word}" in shown
+    shown = printed(watch.render_panel(view_run(store, RUN)))
+    assert f"verdict: {word}" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert ("\x1b[32m" in shown) is green
     assert (
-        f"\x1b[32m{word}" in printed(run_status.render_status(get_status(store, RUN).to_payload()))
+        f"\x1b[32m{word}" in printed(run_status.render_status(observe_run(store, RUN)))
     ) is green
 
 
@@ -240,7 +240,7 @@ def test_watching_prints_the_word_when_it_changes(
     record = watch.watch_until_end(RunStore(store.home), RUN)
     assert record.learning == "healthy"
     printed_lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert printed_lines[-1] == "learning: healthy (mean reward 0.342 over the last 20 steps)"
+    assert printed_lines[-1] == "verdict: healthy (mean reward 0.342 over the last 20 steps)"
 
 
 @pytest.fixture
@@ -282,16 +282,16 @@ def test_a_run_that_stands_still_is_nowhere_green(
     assert status["progress"]["eta_seconds"] is None
     for view in (
         render_runs([row], 1, 1),
-        run_status.render_status(status),
-        run_status.render_results(get_results(store, RUN).to_payload()),
-        watch._render_panel(store, stalled),
+        run_status.render_status(observe_run(store, RUN)),
+        run_status.render_results(view_run(store, RUN)),
+        watch.render_panel(view_run(store, RUN)),
     ):
         shown = printed(view, 200)
         assert STALL in shown
-        assert "healthy" in shown
-        assert "\x1b[32m" not in shown.partition("healthy")[0][-12:]
+        assert "\x1b[33mstalled" in shown or "\x1b[33mverdict: stalled" in shown
+        assert "healthy" not in shown
     assert prefect_artifacts.build_overview_row(stalled)["stalled in"] == "sampler"
-    page = write_report(store, RUN, tmp_path / "report")[0].read_text()
+    page = write_report(store, RUN, tmp_path / "report").read_text()
     assert "mark good" not in page.partition("<body>")[2]
     assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
 
@@ -303,9 +303,7 @@ def test_a_step_that_is_far_too_late_has_no_time_left(store: RunStore, stalled: 
     for late_s, is_known in ((100, False), (1, True)):
         shift_s = time.time() - late_s - steps[-1]["time"]
         moved = [{**step, "time": step["time"] + shift_s} for step in steps]
-        status = build_run_status(
-            unseen, store.dir(RUN), moved, ui_url=None, queue=None, warning=None
-        )
+        status = build_run_status(RunView(unseen, store.dir(RUN), moved))
         assert (status.progress.eta_seconds is not None) is is_known
 
 
@@ -324,10 +322,10 @@ def test_watching_prints_when_a_stall_begins_and_ends(
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr("lachesis.cli.terminal.console", console)
-    view = watch._LineView(stalled)
+    display = watch._LineDisplay(stalled)
     moving = stalled.model_copy(update={"health": {**(stalled.health or {}), "stalled": None}})
     for record in (moving, stalled, stalled, moving, moving):
-        view(store, record)
+        display.draw(RunView(record, store.dir(RUN), MetricsFile(store.dir(RUN).metrics).read()))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     told = [line.partition(" s  ")[2] for line in lines if "stalled" in line]
     assert told == [
@@ -346,5 +344,5 @@ def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(
     make(store, status="completed", ended_at=now_iso())
     for step in range(1, num_steps + 1):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": 0.5})
-    results = get_results(RunStore(store.home), RUN).to_payload()
-    assert text in printed(run_status.render_results(results), 200)
+    view = view_run(RunStore(store.home), RUN)
+    assert text in printed(run_status.render_results(view), 200)

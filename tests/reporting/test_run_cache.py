@@ -50,7 +50,7 @@ def test_only_some_runs_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatc
     for run_id in (BEST, SLOW, LIVING, FAILED):
         cache.read_steps(run_id)
         cache.read_group_table(run_id)
-    assert list(cache._steps) == [SLOW, LIVING]
+    assert list(cache._readers) == [LIVING, FAILED]
     assert [key for key in cache._values if key[0] == "groups"] == [("groups", FAILED)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lachesis.reporting.charts import SMALL_CHARTS
 from lachesis.reporting.run_headline import (
     OutcomeRow,
     count_outcomes,
@@ -13,7 +14,6 @@ from lachesis.reporting.run_headline import (
 )
 from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
-from lachesis.web.charts import SMALL_CHARTS
 from tests.records import make_record
 
 RAISED = "40% of the rollouts of the last 20 steps had no usable score, since step 3 (it raised)"

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
-from lachesis.reporting.run_headline import describe_verdict
-from lachesis.reporting.run_list import RunSummary
-from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
-from lachesis.runs.held_out_results import HeldOutPoint, to_point
-from lachesis.runs.record import RunRecord
-from lachesis.web.wording import (
+from lachesis.base.formatting import (
     count_in_words,
     format_decimal,
     format_moment,
     format_setting,
     join_words,
 )
+from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare_lead
+from lachesis.reporting.run_headline import describe_verdict
+from lachesis.reporting.run_summary import RunSummary
+from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
+from lachesis.runs.held_out_results import HeldOutPoint, to_point
+from lachesis.runs.record import RunRecord
 from tests.records import make_record
 
 REWARD = {"first": 0.1, "last": 0.9}
@@ -111,7 +111,7 @@ def make_run(run_id: str, share: float | None, items: int = 20, **settings: Any)
         held_out=None,
         held_out_before=None,
         duration_s=1.0,
-        tokens=None,
+        tokens=0,
         cost_usd=None,
         settings={"tinker.learning_rate": 0.001, **settings},
     )

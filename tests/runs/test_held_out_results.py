@@ -19,8 +19,10 @@ from lachesis.cli.commands import run_status, watch
 from lachesis.cli.commands.run_list import render_runs
 from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.learning_rules import RunHealth
-from lachesis.reporting.run_list import summarize_run
-from lachesis.reporting.run_view import build_run_results, build_run_status
+from lachesis.operations.runs import ObservedRun
+from lachesis.reporting.run_schemas import build_run_results, build_run_status
+from lachesis.reporting.run_summary import summarize_run
+from lachesis.reporting.run_view import RunView
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
     build_held_out_curve,
@@ -31,13 +33,12 @@ from lachesis.runs.held_out_results import (
     find_base_result,
     find_held_out_answers,
     find_newest_result,
-    read_accuracies,
+    read_held_out_points,
     summarize_failures,
     to_point,
 )
-from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import AdditionalEnvironment
-from lachesis.runs.store import RunStore
+from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.record import AdditionalEnvironment, RunRecord
 from lachesis.web.report_file import write_page
 from tests import records
 
@@ -80,7 +81,7 @@ make_record = functools.partial(records.make_record, total_steps=30, status="run
 def test_a_share_comes_with_its_items_and_its_interval() -> None:
     point = to_point(metrics_of(7, 0.75), 7)
     assert point is not None
-    assert (point.items, point.low, point.high) == (20, 0.5313, 0.8881)
+    assert (point.items, point.low, point.high) == (20, 0.531299, 0.888138)
     assert describe_point(point) == "0.750 (20 items, 95 % interval 0.531 to 0.888)"
     assert describe_point(None) == "none"
     assert compute_interval(75.0, 20) == {}, "a percentage is no share"
@@ -174,15 +175,18 @@ def test_lines_that_change_are_written_together(
     assert followed == [(1, 1), (2, 2), (3, 3)], "who follows the file sees them"
 
 
+def read_shares(record: RunRecord, steps: list[Step]) -> dict[str, float]:
+    points = read_held_out_points(record, steps)
+    return {name: point.percent_correct for name, point in points.items()}
+
+
 def full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
 def test_status_and_results_show_the_curve(folder: RunDir) -> None:
     steps = MetricsFile(folder.metrics).read()
-    status = build_run_status(
-        make_record(), folder, steps, ui_url=None, queue=None, warning=None
-    ).to_payload()
+    status = build_run_status(RunView(make_record(), folder, steps)).to_payload()
     assert status["metrics"] == {
         "step": 30, "reward_mean": 0.75, "percent_correct": 0.6, "eval_percent_correct": 0.7,
         "loss": 0.5, "state": "running",
@@ -191,8 +195,8 @@ def test_status_and_results_show_the_curve(folder: RunDir) -> None:
         "step": 10,
         "percent_correct": 0.3,
         "items": 20,
-        "low": 0.1455,
-        "high": 0.519,
+        "low": 0.145477,
+        "high": 0.518973,
     }
     assert status["evaluation"] == {
         "failed": 1,
@@ -211,13 +215,14 @@ def test_the_results_before_and_after_training_are_those_of_its_ends(folder: Run
     steps = MetricsFile(folder.metrics).read()
     of_words = AdditionalEnvironment(environment_file="w", fingerprint="f")
     record = make_record(additional_environments={"words": of_words})
-    assert read_accuracies(record, steps) == {"before": SHARES[0]}
+    assert read_shares(record, steps) == {"before": SHARES[0]}
     ended = record.model_copy(update={"status": "completed"})
-    results = build_run_results(ended, folder, steps).to_payload()
+    results = build_run_results(RunView(ended, folder, steps)).to_payload()
     assert results["held_out"] == {"before": SHARES[0], "after": 0.7, "words after": 0.25}
-    assert results["held_out_intervals"]["after"] == {"items": 20, "low": 0.481, "high": 0.8545}
+    after = {"items": 20, "low": 0.481027, "high": 0.854523}
+    assert results["held_out_intervals"]["after"] == after
     stopped = ended.model_copy(update={"status": "stopped"})
-    assert read_accuracies(stopped, [*steps, {"step": 31}]) == {"before": SHARES[0]}
+    assert read_shares(stopped, [*steps, {"step": 31}]) == {"before": SHARES[0]}
 
 
 def test_the_base_model_has_one_result_wherever_training_begins(folder: RunDir) -> None:
@@ -234,7 +239,7 @@ def test_the_base_model_has_one_result_wherever_training_begins(folder: RunDir) 
     assert base_result is not None
     assert base_result.percent_correct == 0.05
     assert summarize_run(fork, folder).held_out_before == base_result
-    assert read_accuracies(fork, steps)["before"] == 0.05
+    assert read_shares(fork, steps)["before"] == 0.05
     assert build_held_out_curve(steps)[0].percent_correct == SHARES[0], "the fork's own start"
     assert summarize_run(record, folder).held_out_before == build_held_out_curve(steps)[0]
 
@@ -264,9 +269,8 @@ def test_what_a_run_took_includes_the_evaluations_after_the_last_step(folder: Ru
     folder.spent.write_text(
         json.dumps({"prefill": 120, "sampled": 150, "trained": 100, "cost_usd": 1.5})
     )
-    actual = build_run_results(make_record(status="completed"), folder, file.read()).to_payload()[
-        "actual"
-    ]
+    view = RunView(make_record(status="completed"), folder, file.read())
+    actual = build_run_results(view).to_payload()["actual"]
     assert actual["tokens"] == {"prefill": 120, "sampled": 150, "trained": 100}
     assert actual["cost_usd"] == 1.5
 
@@ -277,23 +281,23 @@ def test_a_result_without_a_number_of_items_is_shown(tmp_path: Path) -> None:
     MetricsFile(run_dir.metrics).append(5, {"eval/step": 5, "eval/percent_correct": 0.625})
     steps = MetricsFile(run_dir.metrics).read()
     record = make_record(status="completed")
-    status = build_run_status(record, run_dir, steps, ui_url=None, queue=None, warning=None)
-    assert "0.625 at step" in printed(run_status.render_status(status.to_payload()))
-    results = build_run_results(record, run_dir, steps)
-    assert "after 0.625" in printed(run_status.render_results(results.to_payload()))
-    write_page(record, run_dir, results, tmp_path / "report.html")
+    view = RunView(record, run_dir, steps)
+    assert "0.625 at step" in printed(run_status.render_status(observe(view)))
+    assert "0.625 at step" in printed(run_status.render_results(view))
+    write_page(view, tmp_path / "report.html")
     assert "<p>Evaluations" not in (tmp_path / "report.html").read_text()
 
 
 def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
     counts = {"written_at": time.time() + 60, "eval_blocked_s": 31.24}
     folder.get_counters_file("environment").write_text(json.dumps(counts))
-    status = build_run_status(
-        make_record(), folder, [], ui_url=None, queue=None, warning=None
-    ).to_payload()
+    view = RunView(make_record(), folder, [])
+    status = build_run_status(view).to_payload()
     assert status["evaluation"]["blocked_seconds"] == 31.2
     assert status["evaluation"]["failed"] == 1
-    assert "was blocked for 31 s while it evaluated" in printed(run_status.render_status(status))
+    assert "was blocked for 31 s while it evaluated" in printed(
+        run_status.render_status(observe(view))
+    )
     folder.failed_evaluations.unlink()
     only_blocked = summarize_failures(folder, counts)
     assert only_blocked == {"blocked_seconds": 31.2}
@@ -302,9 +306,8 @@ def test_an_evaluation_that_blocks_training_is_told(folder: RunDir) -> None:
 
 
 def test_a_run_without_evaluations_has_none(tmp_path: Path) -> None:
-    status = build_run_status(
-        make_record(), RunDir(tmp_path, "0123abcd"), [], ui_url=None, queue=None, warning=None
-    ).to_payload()
+    view = RunView(make_record(), RunDir(tmp_path, "0123abcd"), [])
+    status = build_run_status(view).to_payload()
     assert (status["held_out_curve"], "evaluation" in status) == ([], False)
     assert status["metrics"]["eval_percent_correct"] is None
     assert find_newest_result([{"step": 1}]) is None
@@ -316,23 +319,19 @@ def printed(view: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_command_line_shows_the_newest_result_and_the_curve(
-    folder: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def observe(view: RunView) -> ObservedRun:
+    return ObservedRun(view, None, None, None)
+
+
+def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) -> None:
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     newest = "0.700 (20 items, 95 % interval 0.481 to 0.855) at step 30"
-    status = build_run_status(
-        record, folder, steps, ui_url=None, queue=None, warning=None
-    ).to_payload()
-    page = printed(run_status.render_status(status))
+    view = RunView(record, folder, steps)
+    page = printed(run_status.render_status(observe(view)))
     assert f"{newest}  ▁▃▅▆" in page
     assert "1 failed, the last one at step 15: evaluate() raised ValueError" in page
-    assert newest in printed(
-        run_status.render_results(build_run_results(record, folder, steps).to_payload())
-    )
-    monkeypatch.setattr(watch, "read_metrics", lambda store, run_id: steps)
-    watched = printed(watch._render_panel(RunStore(folder.path.parent), record))
-    assert f"held out {newest}" in watched
+    assert newest in printed(run_status.render_results(view))
+    assert f"held out {newest}" in printed(watch.render_panel(view))
     row = {**summarize_run(record, folder).to_payload(), "differing": {}}
     assert " 0.70 (0.48–0.85)" in printed(render_runs([row], 1, 1))
 
@@ -341,7 +340,7 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     """The HTML report, and the report in the Prefect UI."""
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     file = tmp_path / "report" / "report.html"
-    write_page(record, folder, build_run_results(record, folder, steps), file)
+    write_page(RunView(record, folder, steps), file)
     page = file.read_text()
     assert "<td>10</td><td>0.300</td><td>20</td><td>0.145 to 0.519</td>" in page
     assert (

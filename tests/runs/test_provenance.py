@@ -14,7 +14,7 @@ import pytest
 
 from lachesis.cli.main import main
 from lachesis.config.run_config import resolve_run_config
-from lachesis.operations.runs import get_results
+from lachesis.operations.runs import view_run
 from lachesis.runs.provenance import (
     MAIN_PACKAGES,
     _list_packages,
@@ -130,9 +130,8 @@ def test_status_and_report_show_it(
     assert main(["status", "@last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["provenance"] == provenance
     store = RunStore()
-    run_dir, results = store.dir("0123abcd"), get_results(store, "0123abcd")
     page = tmp_path / "report" / "report.html"
-    write_page(store.load("0123abcd"), run_dir, results, page)
+    write_page(view_run(store, "0123abcd"), page)
     assert "What was run" in page.read_text()
     assert f"prefect {provenance['packages']['prefect']}" in page.read_text()
 

@@ -75,7 +75,7 @@ def test_the_cost_is_told_with_all_its_parts(forecast: Json) -> None:
     text = confirmation.describe_cost(forecast)
     assert text.startswith("60 steps of 64 rollouts take ")
     assert "for 3 held-out evaluations of 24 answers" in text
-    assert "4 kept checkpoints of about 6 GB together, 0.6 US dollars a month" in text
+    assert "4 kept checkpoints of about 6 GB together, $0.60 a month" in text
     assert "based on 64 rollouts in 4 groups" in text
     assert "prices of 2026-10-07" in text
     assert "no test of this model and code" in confirmation.describe_cost(None)

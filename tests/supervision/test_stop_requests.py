@@ -22,7 +22,8 @@ from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
 from lachesis.config.run_config import resolve_run_config
 from lachesis.launch.resume import begin_next_attempt
-from lachesis.reporting.run_view import build_run_status
+from lachesis.operations.runs import ObservedRun
+from lachesis.reporting.run_view import RunView
 from lachesis.runs.end_causes import CAUSES, EndCause
 from lachesis.runs.ending import request_stop
 from lachesis.runs.store import RunStore
@@ -259,8 +260,8 @@ def test_one_dead_environment_of_two_is_named_once(
     assert record.dead_environments["other"].startswith(
         "all of the first 60 groups of other were invalid"
     )
-    report = build_run_status(record, store.dir(RUN), [], ui_url=None, queue=None, warning=None)
-    terminal.print_answer(Namespace(json=False), {}, run_status.render_status(report.model_dump()))
+    observed = ObservedRun(RunView(record, store.dir(RUN), []), None, None, None)
+    terminal.print_answer(Namespace(json=False), {}, run_status.render_status(observed))
     assert "dead" in (shown := capsys.readouterr().out)
     assert "all of the first 60 groups of other were invalid" in " ".join(shown.split())
     store.dir(RUN).get_counters_file("environment-other").write_text(

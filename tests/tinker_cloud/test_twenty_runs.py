@@ -105,7 +105,7 @@ class Rehearsal:
             self.call(surface, "rl_edit_config", field=key, value=value)
         question = self.call(surface, "rl_start_training")
         assert question["confirmation_required"] is True
-        assert "US dollars (expected" in question["message"]
+        assert "(expected $" in question["message"]
         started = self.call(surface, "rl_start_training", confirm=True)
         return str(started["run_id"])
 

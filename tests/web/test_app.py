@@ -21,6 +21,7 @@ from lachesis.web import sign_in
 from lachesis.web.app import create_app
 from lachesis.web.rendering import get_static_prefix
 from lachesis.web.sign_in import make_sign_in_link
+from tests.harness.recorded_runs import make_forecast
 from tests.web.recorded import BEST, FAILED, LIVING, SCRIPT, SLOW, fill_home
 
 ADDRESS, TOKEN = "http://localhost:8070", "the token of this home"
@@ -222,7 +223,7 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
     text = client.get(f"/runs/{BEST}").text
     assert "It learned." in text
     assert "held-out accuracy from 10 % to 95 %." in text
-    assert f"lachesis export {BEST} --to DIR" in text
+    assert f"lachesis report {BEST}" in text
     assert "lachesis train sums" in text
     assert "so not drawn: seconds a step 0.3 · learning rate 0.001." in text
     assert 'data-stream="' not in text
@@ -234,12 +235,11 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
 def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(
     client: TestClient, store: RunStore
 ) -> None:
-    forecast = {"tokens": {"low": 291_000, "high": 356_000}, "hours": {"low": 0.1, "high": 0.2}}
-    store.update(BEST, forecast=forecast)
+    store.update(BEST, forecast=make_forecast(50))
     (store.dir(BEST).path / "wandb" / "offline-run-1").mkdir(parents=True)
     text = client.get(f"/runs/{BEST}").text
-    assert "291 k to 356 k" in text
-    assert "6 min to 12 min" in text
+    assert "264 k to 396 k" in text
+    assert "55 s to 4 min" in text
     assert "offline, not sent" in text
     assert "No forecast was made" not in text
     config = store.dir(BEST).config
@@ -343,9 +343,10 @@ def test_tables_are_downloaded(client: TestClient) -> None:
     assert [(row["step"], row["right"]) for row in rows] == [("4", "2"), ("1", "2")]
     answer = client.get(f"/compare.csv?runs={BEST},{SLOW}")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
-    assert {"name": "learning_rate", BEST: "0.0015", SLOW: "0.00004"} in rows
+    assert {"name": "learning_rate", BEST: "0.0015", SLOW: "4e-05"} in rows
+    assert {"name": "seconds", BEST: "60.0", SLOW: "60.0"} in rows
     settings = client.get(f"/runs/{SLOW}/settings.csv").text
-    assert any(line.startswith("learning_rate,tinker,0.00004,") for line in settings.splitlines())
+    assert any(line.startswith("learning_rate,tinker,4e-05,") for line in settings.splitlines())
     assert "attachment" in answer.headers["content-disposition"]
 
 
@@ -365,7 +366,7 @@ def test_checkpoints_and_attempts_are_downloaded(client: TestClient, store: RunS
         tables[name] = list(csv.DictReader(io.StringIO(answer)))
     assert [row["reason"] for row in tables["attempts"]] == ["it broke", ""]
     (checkpoint,) = tables["checkpoints"]
-    assert checkpoint == {"step": "2", "is_final": "False", "reward": "0.1"}
+    assert checkpoint == {"step": "2", "is_final": "False", "is_best": "False", "reward": "0.1"}
 
 
 def test_a_text_is_no_formula_of_a_spreadsheet(client: TestClient, store: RunStore) -> None:

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.formatting import format_duration
+from lachesis.base.formatting import format_duration, format_reward, format_setting
 from lachesis.cli.options import Output, Runs
-from lachesis.cli.terminal import console, draw_sparkline, format_number, print_answer
+from lachesis.cli.terminal import console, draw_sparkline, print_answer
 from lachesis.operations.runs import get_run
 from lachesis.reporting.comparison import (
     ComparedRun,
@@ -19,7 +19,8 @@ from lachesis.reporting.comparison import (
     compare_runs,
     find_best_run,
 )
-from lachesis.reporting.run_list import get_model_name
+from lachesis.reporting.run_summary import get_model_name
+from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.held_out_results import describe_share
 from lachesis.runs.store import RunStore
 
@@ -51,7 +52,7 @@ def list_rows(comparison: Comparison) -> list[list[str]]:
         ["first reward", *(_format_reward(run, "first") for run in runs)],
         ["last reward", *(_format_reward(run, "last") for run in runs)],
         ["held out", *(_describe_held_out(run) for run in runs)],
-        ["learning", *(run.record.learning for run in runs)],
+        ["verdict", *(choose_mark(run.record).word for run in runs)],
         ["took", *(_describe_duration(run) for run in runs)],
         *(
             [name, *(_format_setting(run, key) for run in runs)]
@@ -97,27 +98,27 @@ def _render_block(runs: Sequence[ComparedRun], rows: Sequence[Sequence[str]]) ->
     return table
 
 
-def _list_rewards(run: ComparedRun) -> list[float]:
-    return [step.get("reward/mean") or 0.0 for step in run.steps]
+def _list_rewards(run: ComparedRun) -> list[float | None]:
+    return [step.get("reward/mean") for step in run.steps]
 
 
 def _format_reward(run: ComparedRun, which: str) -> str:
     if not run.summary.reward:
         return ""
-    return format_number(run.summary.reward[which])
+    return format_reward(run.summary.reward[which])
 
 
 def _format_setting(run: ComparedRun, key: str) -> str:
     if key not in run.summary.settings:
         return "–"
-    return str(run.summary.settings[key])
+    return format_setting(run.summary.settings[key])
 
 
 def _describe_held_out(run: ComparedRun) -> str:
     point = run.held_out
     if point is None:
         return ""
-    share = describe_share(point.percent_correct, point.low, point.high)
+    share = describe_share(point)
     items = "" if point.items is None else f", {point.items} items"
     return f"{share}{items}, step {point.step}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from rich.text import Text
@@ -18,13 +18,15 @@ from lachesis.cli.options import Output, number
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import resolve_launch, start_run
 from lachesis.operations.runs import (
-    get_results,
     get_run_url,
     stop_run,
+    view_run,
     wait_for_end,
     wait_until_gone,
 )
 from lachesis.operations.server import LauncherProcess, find_running_server
+from lachesis.reporting.run_schemas import build_run_results
+from lachesis.reporting.run_view import RunView
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import find_held_out_answers
 from lachesis.runs.record import RunRecord
@@ -68,11 +70,11 @@ def run_demo(store: RunStore, *, seed: int, steps: int | None, as_json: bool) ->
         record = start_run(store, spec)
         record = _watch_run(store, record, as_json=as_json)
         wait_until_gone(store, record)
-    answer = get_results(store, record.run_id).to_payload()
+    view = view_run(store, record.run_id)
     if as_json:
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(build_run_results(view).to_payload(), indent=2))
     else:
-        _print_results(store, record, answer)
+        _print_results(view)
     return 0 if record.status == "completed" else 1
 
 
@@ -87,8 +89,8 @@ def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecor
         raise
 
 
-def _print_results(store: RunStore, record: RunRecord, answer: dict[str, Any]) -> None:
-    samples = _read_samples(store.dir(record.run_id))
+def _print_results(view: RunView) -> None:
+    record, samples = view.record, _read_samples(view.run_dir)
     if samples:
         table = Table(
             "held-out sum",
@@ -115,7 +117,7 @@ def _print_results(store: RunStore, record: RunRecord, answer: dict[str, Any]) -
             style="dim",
         )
     )
-    terminal.console.print(run_status.render_results(answer))
+    terminal.console.print(run_status.render_results(view))
 
 
 def _read_samples(run_dir: RunDir, count: int = 6) -> list[tuple[str, str, str, str]]:

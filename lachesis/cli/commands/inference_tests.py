@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lachesis.base.argparse_types import GROUP_SIZE, NUM_GROUPS
 from lachesis.base.errors import ModelNotFoundError
+from lachesis.base.formatting import format_dollars
 from lachesis.base.json_text import Json
 from lachesis.cli import terminal
 from lachesis.cli.commands.train import prepare_model, show_warnings
@@ -30,9 +31,7 @@ from lachesis.cli.options import (
 )
 from lachesis.cli.terminal import (
     STATUS_STYLES,
-    format_forecast,
     format_score,
-    format_share,
     make_pairs_table,
     print_answer,
 )
@@ -56,6 +55,8 @@ from lachesis.operations.launches import (
     require_loadable_model,
 )
 from lachesis.operations.server import call_with_server
+from lachesis.reporting.run_view import Forecast, describe_forecast
+from lachesis.runs.held_out_results import HeldOutPoint, describe_share
 from lachesis.runs.store import RunStore
 
 
@@ -115,7 +116,7 @@ def run_test(
         ) from error
     show_warnings(resolved.launch)
     if resolved.max_cost_usd is not None:
-        terminal.print_note(f"the test costs at most {resolved.max_cost_usd:.2g} US dollars")
+        terminal.print_note(f"the test costs at most {format_dollars(resolved.max_cost_usd)}")
     prepare_model(options, store, resolved.launch)
     test = _wait_for_test(options, store, start_test(store, resolved))
     print_answer(
@@ -249,9 +250,9 @@ def render_test(test: InferenceTest, next_command: str) -> RenderableType:
         rows += [("", line) for line in _list_model_lines(model)]
     summary = test.result["summary"]
     if summary.get("forecast"):
-        rows.append(("forecast", format_forecast(summary["forecast"])))
+        rows.append(("forecast", describe_forecast(Forecast(**summary["forecast"]))))
     if (cost := summary.get("cost_usd")) is not None:
-        rows.append(("cost", f"{cost:.2g} US dollars for this test"))
+        rows.append(("cost", f"{format_dollars(cost)} for this test"))
     rows.append(("files", Text(summary["output_directory"], style="dim")))
     if summary.get("verdict") == "learnable":
         rows.append(("next", f"`{next_command}`"))
@@ -263,7 +264,8 @@ def _describe_result(model: Json) -> Text:
     verdict = model.get("verdict") or {}
     word = verdict.get("word", "")
     text = Text(word, style=STATUS_STYLES.get(word, "yellow"))
-    share = format_share(model["accuracy"], model.get("accuracy_interval"))
+    interval = model.get("accuracy_interval") or {}
+    share = describe_share(HeldOutPoint(step=0, percent_correct=model["accuracy"], **interval))
     numbers = (
         f"\nscore above 0: {model['correct_completions']} of {model['total_completions']} answers "
         f"in {model['steps_tested']} groups, {share}"

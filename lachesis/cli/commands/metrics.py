@@ -16,8 +16,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.base.formatting import format_reward
 from lachesis.cli.options import Output, Run
-from lachesis.cli.terminal import format_number, print_answer
+from lachesis.cli.terminal import print_answer
 from lachesis.operations.runs import read_metrics
 from lachesis.runs.metrics import Step, sample_history
 from lachesis.runs.store import RunStore
@@ -79,6 +80,6 @@ def _make_table(run_id: str, steps: Sequence[Step]) -> RenderableType:
     for step in steps:
         values = [step.get(name) for name in shown]
         table.add_row(
-            str(step["step"]), *("" if value is None else format_number(value) for value in values)
+            str(step["step"]), *("" if value is None else format_reward(value) for value in values)
         )
     return table

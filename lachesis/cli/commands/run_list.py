@@ -12,21 +12,22 @@ from rich.text import Text
 
 from lachesis.base.argparse_types import NUM_RUNS
 from lachesis.base.errors import ArgumentsError
-from lachesis.base.formatting import format_duration
+from lachesis.base.formatting import format_duration, format_reward
 from lachesis.base.json_text import Json
 from lachesis.cli import terminal
 from lachesis.cli.options import Output, number, options_class
 from lachesis.cli.terminal import (
-    HEALTH_STYLES,
     STATUS_STYLES,
+    TONE_STYLES,
     format_local_time,
     localize_times,
     print_answer,
     shorten_middle,
 )
 from lachesis.operations.run_lists import list_runs_with_warning
-from lachesis.reporting.run_list import RunSummary, find_differing_settings, summarize_run
-from lachesis.runs.held_out_results import describe_share
+from lachesis.reporting.run_summary import RunSummary, find_differing_settings, summarize_run
+from lachesis.reporting.verdict_marks import make_mark
+from lachesis.runs.held_out_results import HeldOutPoint, describe_share
 from lachesis.runs.record import RunRecord, RunStatusName
 from lachesis.runs.store import RunStore
 
@@ -113,7 +114,7 @@ def _sort(summaries: list[RunSummary], key: str) -> list[RunSummary]:
 
 # Lines after the first one of a run are indented by the width of its id.
 INDENT = " " * 10
-MAX_NAME_WIDTH = 15
+MIN_NAME_WIDTH = 11
 
 
 def render_runs(rows: Sequence[Json], num_matching: int, num_total: int) -> RenderableType:
@@ -128,12 +129,10 @@ def render_runs(rows: Sequence[Json], num_matching: int, num_total: int) -> Rend
         return Text("no runs yet; start one with `lachesis train ENV` or `lachesis demo`")
     if not rows:
         return Text(f"none of the {num_total} runs is one of those that you asked for")
-    names = [shorten_middle(row["name"] or row["environment"], MAX_NAME_WIDTH) for row in rows]
-    widths = (max(11, *map(len, names)), max(len(row["status"]) for row in rows))
-    header = f"{'run':8}  {'environment':{widths[0]}}  {'status':{widths[1]}}  "
-    lines = [Text(f"{header}{'steps':>9}  {'reward':13}  held out", style="bold")]
-    for row, name in zip(rows, names, strict=True):
-        lines += _render_run(row, name, widths)
+    table = _make_table(rows)
+    lines = [_make_line(table[0], "bold", "bold")]
+    for row, cells in zip(rows, table[1:], strict=True):
+        lines += _render_run(row, cells)
     if len(rows) < num_matching:
         lines.append(
             Text(f"{len(rows)} of {num_matching} runs; --limit {num_matching} shows all", "dim")
@@ -141,26 +140,52 @@ def render_runs(rows: Sequence[Json], num_matching: int, num_total: int) -> Rend
     return Group(*lines)
 
 
-def _render_run(row: Json, name: str, widths: tuple[int, int]) -> list[Text]:
-    line = Text(f"{row['run_id']}  {name:{widths[0]}}  ", no_wrap=True)
-    style = STATUS_STYLES.get(row["status"], "cyan")
-    line.append(f"{row['status']:{widths[1]}}  ", style=style)
-    steps = f"{row['step']}/{row['total_steps']}"
-    line.append(f"{steps:>9}  {_describe_reward(row['reward']):13}  {_describe_held_out(row)}")
-    lines = [line]
-    stalled, learning = row["stalled"], row["learning"]
-    # Nothing is shown in green while a run stands still.
-    judgement = Text(learning, style="" if stalled else HEALTH_STYLES.get(learning, ""))
-    if row["evidence"]:
-        judgement.append(f": {row['evidence']}", style="dim")
-    details = [("", "dim", _list_facts(row)), ("", "", _describe_differences(row))]
-    details += [("note: ", "", row["note"]), ("", "red", localize_times(stalled or ""))]
-    lines += [Text(prefix + text, style=style) for prefix, style, text in details if text]
-    lines.append(judgement)
-    for extra in lines[1:]:
+def _make_table(rows: Sequence[Json]) -> list[list[str]]:
+    """Return the head and the first line of each run as cells, each column of one width."""
+    table = [["run", "environment", "status", "steps", "reward", "held out"]]
+    table += [
+        [
+            row["run_id"],
+            row["name"] or row["environment"],
+            row["status"],
+            f"{row['step']}/{row['total_steps']}",
+            _describe_reward(row["reward"]),
+            _describe_held_out(row),
+        ]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    # Long numbers take their room from the names, which the ids stand for.
+    room = terminal.console.width - sum(widths) + widths[1] - 2 * (len(widths) - 1)
+    widths[1] = max(MIN_NAME_WIDTH, min(widths[1], room))
+    return [
+        [
+            shorten_middle(cell, width).ljust(width)
+            for cell, width in zip(cells, widths, strict=True)
+        ]
+        for cells in table
+    ]
+
+
+def _make_line(cells: Sequence[str], style: str, status_style: str) -> Text:
+    line = Text(f"{cells[0]}  {cells[1]}  ", style=style, no_wrap=True)
+    line.append(f"{cells[2]}  ", style=status_style)
+    line.append("  ".join(cells[3:]).rstrip())
+    return line
+
+
+def _render_run(row: Json, cells: Sequence[str]) -> list[Text]:
+    lines = [_make_line(cells, "", STATUS_STYLES.get(row["status"], "cyan"))]
+    judgement = Text(row["verdict"], style=TONE_STYLES[make_mark(row["verdict"]).tone])
+    if row["reason"]:
+        judgement.append(f": {localize_times(row['reason'])}", style="dim")
+    details = [("dim", _list_facts(row)), ("", _describe_differences(row))]
+    details.append(("", row["note"] and f"note: {row['note']}"))
+    extra_lines = [*(Text(text, style=style) for style, text in details if text), judgement]
+    for extra in extra_lines:
         extra.no_wrap, extra.overflow = True, "ellipsis"
-    return [lines[0], *(Text(INDENT, no_wrap=True, overflow="ellipsis").append_text(extra)
-                        for extra in lines[1:])]  # fmt: skip
+        lines.append(Text(INDENT, no_wrap=True, overflow="ellipsis").append_text(extra))
+    return lines
 
 
 def _list_facts(row: Json) -> str:
@@ -186,12 +211,8 @@ def _describe_differences(row: Json) -> str:
 def _describe_reward(reward: Json) -> str:
     if not reward or reward["last"] is None:
         return ""
-    first = "?" if reward["first"] is None else f"{reward['first']:.3f}"
-    return f"{first} → {reward['last']:.3f}"
+    return f"{format_reward(reward['first'])} → {format_reward(reward['last'])}"
 
 
 def _describe_held_out(row: Json) -> str:
-    point = row["held_out"]
-    if point is None:
-        return ""
-    return describe_share(point["percent_correct"], point["low"], point["high"])
+    return describe_share(HeldOutPoint(**row["held_out"])) if row["held_out"] else ""

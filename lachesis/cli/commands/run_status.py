@@ -11,42 +11,53 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.errors import RunStateError, ServerDownError
+from lachesis.base.formatting import format_dollars, format_duration, format_reward, shorten_count
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli.options import Output, Run, Runs
 from lachesis.cli.terminal import (
-    HEALTH_STYLES,
+    TONE_STYLES,
     draw_sparkline,
-    format_count,
     format_eta,
-    format_hours,
     format_local_time,
-    format_number,
     localize_times,
     make_pairs_table,
     print_answer,
     print_note,
     style_status,
 )
-from lachesis.operations.runs import get_results, get_run, get_run_url, get_status
+from lachesis.operations.runs import (
+    ObservedRun,
+    build_status,
+    get_run,
+    get_run_url,
+    observe_run,
+)
 from lachesis.operations.server import require_server
 from lachesis.reporting.comparison import compare_runs
-from lachesis.reporting.mean_rewards import count_reward_steps
-from lachesis.runs.held_out_results import describe_accuracy, describe_evaluation_faults
+from lachesis.reporting.run_schemas import build_run_results, list_process_states
+from lachesis.reporting.run_view import RunView, describe_forecast
+from lachesis.runs.held_out_results import (
+    build_held_out_curve,
+    describe_evaluation_faults,
+    describe_point,
+    read_held_out_points,
+)
 from lachesis.runs.provenance import read_provenance
-from lachesis.runs.record import describe_service_state
+from lachesis.runs.record import RunRecord, describe_service_state
 from lachesis.runs.store import RunStore
 from lachesis.weight_agreement.parity import Parity
 
 
 def status(run: Run, /, *, options: Output = Output()) -> None:
     """Print the status of a run, and its results once it has ended."""
-    store = RunStore()
-    answer = get_status(store, run).to_payload()
-    if store.load(run).has_ended:
-        answer |= get_results(store, run).to_payload()
-    provenance = read_provenance(store.dir(run))
-    print_answer(options, {**answer, "provenance": provenance}, render_status(answer))
+    observed = observe_run(RunStore(), run)
+    view = observed.view
+    answer = build_status(observed).to_payload()
+    if view.record.has_ended:
+        answer |= build_run_results(view).to_payload()
+    answer["provenance"] = read_provenance(view.run_dir)
+    print_answer(options, answer, render_status(observed))
 
 
 def open_page(
@@ -114,7 +125,7 @@ def report(
         files = [Path(to or "comparison").expanduser() / "comparison.html"]
         write_comparison(compare_runs(store, [get_run(store, run) for run in runs]), files[0])
     else:
-        files = write_report(store, runs[0], Path(to).expanduser() if to else None)
+        files = [write_report(store, runs[0], Path(to).expanduser() if to else None)]
     names = [str(file) for file in files]
     print_answer(options, {"files": names}, "\n".join(names))
     if show and not webbrowser.open(files[0].resolve().as_uri()):
@@ -141,234 +152,188 @@ def render_started(answer: Json) -> RenderableType:
     )
 
 
-def render_status(answer: Json) -> RenderableType:
-    """Return the status of a run, with its results if they are in the answer, as a table."""
-    progress = answer["progress"]
-    reward = answer["metrics"]["reward_mean"]
+def render_status(observed: ObservedRun) -> RenderableType:
+    """Return the status of a run, with its results once it has ended, as a table."""
+    view, record = observed.view, observed.view.record
+    rows = [
+        ("run", record.run_id),
+        ("environment", record.environment),
+        ("status", style_status(record.status)),
+        ("phase", observed.phase),
+        ("waits", view.pause),
+        ("began with", record.forked_from),
+        (
+            "resumed",
+            f"from the checkpoint of step {record.resumed['step']}" if record.resumed else None,
+        ),
+        ("step", f"{view.summary.step} of {record.total_steps}{format_eta(view.eta_s)}"),
+        ("checkpoints", _describe_checkpoints(view)),
+        ("dead", "; ".join(record.dead_environments.values())),
+        *make_verdict_rows(view),
+        *_make_rollout_rows(view),
+        ("budget", _describe_budgets(view)),
+        ("minutes", view.running_minutes),
+        ("processes", _describe_processes(record)),
+        *_make_result_rows(view),
+        _make_reason_row(record),
+        ("warning", observed.warning),
+        ("page", observed.ui_url),
+        ("next", "\n".join(view.list_next_steps())),
+    ]
+    return make_pairs_table(rows)
+
+
+def render_results(view: RunView) -> RenderableType:
+    """Return what a run that has ended has reached, and how its learning is judged."""
+    record = view.record
     return make_pairs_table(
         [
-            ("run", answer["run_id"]),
-            ("environment", answer["environment"]),
-            ("status", style_status(answer["status"])),
-            ("phase", answer["phase"]),
-            ("waits", answer.get("pause")),
-            ("began with", answer.get("forked_from")),
-            (
-                "resumed",
-                f"from the checkpoint of step {answer['resumed']['step']}"
-                if answer.get("resumed")
-                else None,
-            ),
-            (
-                "step",
-                f"{progress['step']} of {progress['total']}{format_eta(progress['eta_seconds'])}",
-            ),
-            ("checkpoints", _describe_checkpoints(answer)),
-            ("last reward", None if reward is None else f"{reward:.3f}"),
-            *_make_held_out_rows(answer),
-            ("dead", "; ".join((answer.get("dead_environments") or {}).values())),
-            *_make_rollout_rows(answer.get("rollouts") or {}),
-            *_make_health_rows(answer.get("health") or {}),
-            ("minutes", answer["running_time_minutes"]),
-            ("processes", _describe_processes(answer)),
-            _make_reason_row(answer),
-            *(_make_result_rows(answer) if "weights" in answer else ()),
-            ("warning", answer.get("warning")),
-            ("page", answer["ui_url"]),
-            ("next", "\n".join(answer["next_steps"])),
+            ("run", record.run_id),
+            ("status", style_status(record.status)),
+            ("error", record.error),
+            ("steps", view.summary.step or None),
+            *make_verdict_rows(view),
+            *_make_rollout_rows(view),
+            *_make_result_rows(view),
         ]
     )
 
 
-def _describe_processes(answer: Json) -> str:
+def _describe_processes(record: RunRecord) -> str:
     return ", ".join(
-        f"{name} {describe_service_state(state, answer['status'])}"
-        for name, state in answer["processes"].items()
+        f"{name} {describe_service_state(state, record.status)}"
+        for name, state in list_process_states(record).items()
     )
 
 
-def _describe_checkpoints(answer: Json) -> str | None:
-    if not answer["checkpoints"]:
+def _describe_checkpoints(view: RunView) -> str | None:
+    if not view.manifests:
         return None
-    text = f"of steps {', '.join(map(str, answer['checkpoints']))}"
-    if expires_at := answer.get("checkpoints_expire_at"):
+    text = f"of steps {', '.join(str(manifest.step) for manifest in view.manifests)}"
+    if expires_at := view.manifests[-1].expires_at:
         text += f"; the server deletes the newest one at {format_local_time(expires_at)}"
     return text
 
 
-def _make_reason_row(answer: Json) -> tuple[str, Any]:
+def _make_reason_row(record: RunRecord) -> tuple[str, Any]:
     """Return why the run ended; a stop by a person or a budget is not an error."""
-    if answer["status"] == "stopped":
-        return ("stopped", answer.get("error"))
-    return ("error", Text(answer["error"], style="red") if answer.get("error") else None)
+    if record.status == "stopped":
+        return ("stopped", record.error)
+    return ("error", Text(record.error, style="red") if record.error else None)
 
 
-def _make_held_out_rows(answer: Json) -> list[tuple[str, Any]]:
-    """Return the newest held-out result with its curve, and failed evaluations."""
-    curve, failures = answer["held_out_curve"], answer.get("evaluation")
-    rows: list[tuple[str, Any]] = []
-    if curve:
-        newest_point = curve[-1]
-        share = describe_accuracy(
-            newest_point["percent_correct"],
-            # An evaluation need not tell how many items it has.
-            *(newest_point.get(name) for name in ("items", "low", "high")),
-        )
-        if len(curve) > 1:
-            line = f"  {draw_sparkline([point['percent_correct'] for point in curve])}"
-        else:
-            line = ""
-        rows.append(("held out", f"{share} at step {newest_point['step']}{line}"))
-    if failures:
-        rows.append(("evaluations", Text(describe_evaluation_faults(failures), style="yellow")))
+def make_verdict_rows(view: RunView) -> list[tuple[str, Any]]:
+    """Return the word for the run with its evidence, its stall, and how it went in a sentence."""
+    record, health = view.record, view.record.health or {}
+    mark, stall = view.verdict.mark, record.stall
+    words = [mark.word, *map(str, health.get("evidence", [])), *map(str, health.get("advice", []))]
+    stalled = None
+    if stall:
+        text = f"in {stall['part']} since {stall['since']}: {stall['evidence']}"
+        stalled = Text(localize_times(text), style="red")
+    is_judged = bool(health) or record.has_ended
+    age = f"{seconds_between(health['at']):.0f} s ago" if health.get("at") else None
+    return [
+        ("looked at", None if record.has_ended else age),
+        ("stalled", stalled),
+        ("verdict", Text("; ".join(words), style=TONE_STYLES[mark.tone]) if is_judged else None),
+        ("result", view.verdict.result),
+    ]
+
+
+def _make_rollout_rows(view: RunView) -> list[tuple[str, Any]]:
+    """Return the reasons of invalid rollouts and of rewards of 0, and failed evaluations."""
+    kinds = (("invalid", "invalid_reasons"), ("worth 0", "zero_reasons"))
+    counts = view.rollout_reasons or {}
+    rows: list[tuple[str, Any]] = [
+        (name, "; ".join(f"{text} ({count})" for text, count in (counts.get(key) or {}).items()))
+        for name, key in kinds
+    ]
+    if view.evaluation_faults:
+        faults = Text(describe_evaluation_faults(view.evaluation_faults), style="yellow")
+        rows.append(("evaluations", faults))
     return rows
 
 
-def _make_rollout_rows(counts: Json) -> list[tuple[str, Any]]:
-    """Return the reasons of invalid rollouts and of rewards of 0."""
-    kinds = (("invalid", "invalid_reasons"), ("worth 0", "zero_reasons"))
-    reasons = {
-        name: "; ".join(f"{text} ({count})" for text, count in (counts.get(key) or {}).items())
-        for name, key in kinds
-    }
-    return [(name, text or None) for name, text in reasons.items()]
-
-
-def _make_health_rows(health: Json) -> list[tuple[str, Any]]:
-    """Return what the monitor has reported."""
-    if not health:
-        return []
-    stall = health.get("stalled") or {}
-    budget = ", ".join(
-        f"{share:.0%} of the {name}" for name, share in (health.get("budget") or {}).items()
-    )
-    judgement = "; ".join([health["word"], *health.get("evidence", []), *health.get("advice", [])])
-    if health.get("at"):
-        age_text = f"{seconds_between(health['at']):.0f} s ago"
-    else:
-        age_text = None
-    return [
-        ("looked at", age_text),
-        (
-            "stalled",
-            Text(
-                localize_times(f"in {stall['part']} since {stall['since']}: {stall['evidence']}"),
-                style="red",
-            )
-            if stall
-            else None,
-        ),
-        (
-            "learning",
-            Text(judgement, style="" if stall else HEALTH_STYLES.get(health["word"], "")),
-        ),
-        ("budget", budget),
-    ]
-
-
-def _describe_reward_window(num_steps: float | None) -> str:
-    count = count_reward_steps(int(num_steps or 1))
-    return "one step each" if count == 1 else f"means over {count} steps"
-
-
-def render_results(answer: Json) -> RenderableType:
-    """Return what a run that has ended has reached, and how its learning is judged."""
-    return make_pairs_table(
-        [
-            ("run", answer["run_id"]),
-            ("status", style_status(answer["status"])),
-            ("error", answer.get("error")),
-            ("steps", answer["final_metrics"].get("step")),
-            *_make_held_out_rows(answer),
-            *_make_rollout_rows(answer.get("rollouts") or {}),
-            *(
-                row
-                for row in _make_health_rows(answer.get("health") or {})
-                if row[0] in ("stalled", "learning")
-            ),
-            *_make_result_rows(answer),
-        ]
+def _describe_budgets(view: RunView) -> str:
+    return ", ".join(
+        f"{budget.used / budget.limit:.0%} of the {budget.unit}" for budget in view.budgets
     )
 
 
-def _make_result_rows(answer: Json) -> list[tuple[str, Any]]:
-    """Return rewards, accuracy, duration and weights, named as in the results as JSON."""
-    reward = answer["reward"]
-    accuracies = _describe_held_out(answer)
-    weights = answer["weights"]
+def _make_result_rows(view: RunView) -> list[tuple[str, Any]]:
+    """Return rewards, held-out results, usage and weights."""
+    record, weights = view.record, view.weights
     return [
-        ("W&B", answer.get("wandb_url")),
-        (
-            "reward/mean",
-            f"first {format_number(reward['first'])}, last {format_number(reward['last'])} "
-            f"({_describe_reward_window(answer['final_metrics'].get('step'))})"
-            if reward
-            else None,
-        ),
-        (
-            "held-out accuracy",
-            ", ".join(f"{label} {value}" for label, value in accuracies.items())
-            or _describe_missing_evaluation(answer),
-        ),
-        ("took", _describe_usage(answer)),
+        ("W&B", record.wandb_url),
+        ("reward", _describe_reward(view)),
+        *_make_held_out_rows(view),
+        ("took", _describe_usage(view)),
+        ("forecast", _describe_forecast(view)),
         (
             "W&B sync",
-            f"wandb sync {Path(answer['wandb_dir']).parent}/offline-run-*"
-            if answer.get("wandb_dir")
+            f"wandb sync {Path(view.wandb_folder).parent}/offline-run-*"
+            if view.wandb_folder and not record.wandb_url
             else None,
         ),
-        ("weights", weights.get("adapter") or weights.get("sampler_weights")),
-        ("better weights", _describe_better_checkpoint(answer)),
+        ("weights", weights.adapter or weights.sampler_weights),
+        ("better weights", _describe_better_checkpoint(view)),
     ]
 
 
-def _describe_better_checkpoint(answer: Json) -> str | None:
-    best = answer["weights"].get("best")
-    if not best:
+def _describe_reward(view: RunView) -> str | None:
+    reward, count = view.summary.reward, view.summary.reward_steps
+    if not reward:
         return None
-    command = f"`lachesis export {answer['run_id']} --checkpoint best --to DIR`"
-    return f"step {best['step']}: {best['reason']}; {command} exports them"
+    window = "one step each" if count == 1 else f"means over {count} steps"
+    first, last = format_reward(reward["first"]), format_reward(reward["last"])
+    return f"first {first}, last {last} ({window})"
 
 
-def _describe_held_out(answer: Json) -> dict[str, str]:
-    """Return the held-out accuracies as text, each with its environment if there are several."""
-    held_out: Json = answer["held_out"]
-    has_several = any(" " in label for label in held_out)
-    descriptions = {}
-    for label, accuracy in held_out.items():
-        interval = answer["held_out_intervals"].get(label) or {}
-        keys = ("items", "low", "high")
-        if accuracy is None:
-            text = "none"
-        else:
-            text = describe_accuracy(accuracy, *(interval.get(key) for key in keys))
-        descriptions[
-            label if " " in label or not has_several else f"{answer['environment']} {label}"
-        ] = text
-    return descriptions
+def _make_held_out_rows(view: RunView) -> list[tuple[str, str]]:
+    """Return the held-out results of each environment, before training and the newest after it."""
+    record, points = view.record, read_held_out_points(view.record, view.steps)
+    rows = []
+    for name in (record.environment, *record.additional_environments):
+        is_own = name == record.environment
+        curve = build_held_out_curve(view.steps, None if is_own else name)
+        prefix = "" if is_own else f"{name} "
+        before = curve[0] if curve and curve[0].step == 0 else points.get(f"{prefix}before")
+        after = curve[-1] if curve and curve[-1].step else points.get(f"{prefix}after")
+        title = f"{name}, held out" if record.additional_environments else "held out"
+        if before is not None:
+            rows.append((f"{title} before", describe_point(before)))
+        if after is not None:
+            line = draw_sparkline([point.percent_correct for point in curve])
+            text = f"{describe_point(after)} at step {after.step}"
+            rows.append((f"{title} after", f"{text}  {line}" if len(curve) > 1 else text))
+    if not rows and view.steps:
+        rows.append(("held out", "not evaluated" if record.has_ended else "not yet"))
+    return rows
 
 
-def _describe_usage(answer: Json) -> str | None:
-    actual = answer.get("actual")
-    if not actual:
+def _describe_usage(view: RunView) -> str | None:
+    actual, usage = view.actual, view.usage
+    if actual is None:
         return None
-    if actual.get("cost_usd") is None:
-        cost = ""
-    else:
-        cost = f", {actual['cost_usd']:,.2f} US dollars"
-    ratio = ", ".join(
-        f"{value:.2f} of the expected {key}" for key, value in actual.get("ratio", {}).items()
-    )
-    tokens, hours = format_count(sum(actual["tokens"].values())), format_hours(actual["hours"])
-    return f"{tokens} tokens, {hours}{cost}{f' ({ratio})' if ratio else ''}"
+    names = {"tokens": "tokens", "hours": "time", "cost_usd": "cost"}
+    ratio = ", ".join(f"{actual.ratio[key]:.2f} of the forecast {names[key]}"
+                      for key in names if key in actual.ratio)  # fmt: skip
+    cost = "" if usage.cost_usd is None else f", {format_dollars(usage.cost_usd)}"
+    tokens, time = shorten_count(usage.tokens), format_duration(usage.hours * 3600)
+    return f"{tokens} tokens, {time}{cost}{f' ({ratio})' if ratio else ''}"
 
 
-def _describe_missing_evaluation(answer: Json) -> str | None:
-    if answer["held_out_curve"]:  # It has its own row.
+def _describe_forecast(view: RunView) -> str | None:
+    return None if view.forecast is None else describe_forecast(view.forecast)
+
+
+def _describe_better_checkpoint(view: RunView) -> str | None:
+    best = view.weights.best
+    if best is None:
         return None
-    if answer["status"] in ("completed", "failed", "stopped"):
-        return "not evaluated"
-    return "not yet"
+    command = f"`lachesis export {view.record.run_id} --checkpoint best --to DIR`"
+    return f"step {best.step}: {best.reason}; {command} exports them"
 
 
 def render_export(note: Json) -> RenderableType:

@@ -27,7 +27,7 @@ from lachesis.cli.options import (
     StartFrom,
     options_class,
 )
-from lachesis.cli.terminal import format_forecast, make_lines, make_pairs_table, print_answer
+from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
 from lachesis.config.launch_spec import LaunchSpec, parse_assignment, read_spec
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.value_parsing import read_untyped
@@ -47,9 +47,11 @@ from lachesis.operations.launches import (
     render_launch_file,
     start_run,
 )
-from lachesis.operations.runs import get_results, get_run, get_run_url, resume_run
+from lachesis.operations.runs import get_run, get_run_url, resume_run, view_run
 from lachesis.operations.server import call_with_server
-from lachesis.reporting.run_list import get_model_name
+from lachesis.reporting.run_schemas import build_run_results
+from lachesis.reporting.run_summary import get_model_name
+from lachesis.reporting.run_view import Forecast, describe_forecast
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
@@ -198,8 +200,8 @@ def _follow_run(options: FollowOptions, store: RunStore, record: RunRecord) -> i
     if options.watch:
         with watch.explain_interrupt([record.run_id]):
             record = watch.watch_until_end(store, record.run_id, quiet=options.json)
-        answer = get_results(store, record.run_id).to_payload()
-        print_answer(options, answer, run_status.render_results(answer))
+        view = view_run(store, record.run_id)
+        print_answer(options, build_run_results(view).to_payload(), run_status.render_results(view))
         if record.status == "completed":
             return 0
         return 1
@@ -365,7 +367,8 @@ def _describe_forecast(answer: Json) -> str:
     if answer["forecast"]:
         if PROFILES[answer["profile"]].is_paid:
             return describe_cost(answer["forecast"])
-        return f"{format_forecast(answer['forecast'])} ({answer['forecast']['basis']})"
+        forecast = Forecast(**answer["forecast"])
+        return f"{describe_forecast(forecast)} ({forecast.basis})"
     names = ("environment", "model", "profile", "set_fields")
     command = make_test_command(*(answer[name] for name in names))
     return f"none yet; `{command}` measures what one needs"

@@ -16,20 +16,52 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.base.errors import RunStateError
+from lachesis.base.formatting import format_dollars, format_reward
 from lachesis.base.timestamps import seconds_between
 from lachesis.cli import terminal
 from lachesis.cli.options import Output, Runs
-from lachesis.monitor.run_health import refresh_health
-from lachesis.operations.run_lists import list_runs
-from lachesis.operations.runs import get_run, read_metrics
-from lachesis.runs.held_out_results import build_held_out_curve, describe_point
+from lachesis.operations.run_lists import judge_run, list_runs
+from lachesis.operations.runs import get_run
+from lachesis.reporting.run_view import RunView
+from lachesis.runs.held_out_results import describe_point
+from lachesis.runs.metrics import MetricsReader
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
-Draw = Callable[[RunStore, Sequence[RunRecord]], None]
 REFRESH_INTERVAL_S = 0.5
 SERVER_POLL_INTERVAL_S = 2.0
 SPEED_KEYS = ("tokens_per_second/sampled", "tokens_per_second/trained")
+
+
+class WatchedRuns:
+    """Hold the runs that are watched; of their metrics only new lines are parsed."""
+
+    def __init__(self, store: RunStore, run_ids: Sequence[str]) -> None:
+        self.store = store
+        self.records = [get_run(store, run_id) for run_id in run_ids]
+        self._readers = {run_id: MetricsReader(store.dir(run_id).metrics) for run_id in run_ids}
+
+    def refresh(self, *, is_polled: bool) -> None:
+        """Read the records again; with `is_polled` the server is asked too."""
+        self.records = [self._refresh(record, is_polled=is_polled) for record in self.records]
+
+    def _refresh(self, record: RunRecord, *, is_polled: bool) -> RunRecord:
+        if record.has_ended:
+            return record
+        if is_polled:
+            return judge_run(self.store, get_run(self.store, record.run_id))
+        return self.store.load(record.run_id).model_copy(update={"health": record.health})
+
+    def judge(self) -> None:
+        """Bring the judgement of each run up to date."""
+        self.records = [judge_run(self.store, record) for record in self.records]
+
+    def list_views(self) -> list[RunView]:
+        """Return all that is known of each run."""
+        return [
+            RunView(record, self.store.dir(record.run_id), self._readers[record.run_id].read())
+            for record in self.records
+        ]
 
 
 def watch_until_end(store: RunStore, run_id: str, *, quiet: bool = False) -> RunRecord:
@@ -45,30 +77,21 @@ def watch_until_end(store: RunStore, run_id: str, *, quiet: bool = False) -> Run
 
 def watch_runs(store: RunStore, run_ids: Sequence[str], *, quiet: bool = False) -> list[RunRecord]:
     """Show the runs until all have ended, and return their records; see `watch_until_end`."""
-    records = [get_run(store, run_id) for run_id in run_ids]
+    watched = WatchedRuns(store, run_ids)
     polled_at = time.monotonic()
     # The records are read often and the server is asked rarely, because files are cheap.
-    with _defer_interrupts() as raise_if_interrupted, _open_view(records, quiet=quiet) as draw:
-        while not all(record.has_ended for record in records):
-            draw(store, records)
+    with _defer_interrupts() as raise_if_interrupted, _open_display(watched, quiet=quiet) as draw:
+        while not all(record.has_ended for record in watched.records):
+            draw()
             time.sleep(REFRESH_INTERVAL_S)
             raise_if_interrupted()
             is_polled = time.monotonic() - polled_at > SERVER_POLL_INTERVAL_S
-            records = [_refresh(store, record, is_polled=is_polled) for record in records]
+            watched.refresh(is_polled=is_polled)
             if is_polled:
                 polled_at = time.monotonic()
-        records = [refresh_health(store, record) for record in records]
-        draw(store, records)
-    return records
-
-
-def _refresh(store: RunStore, record: RunRecord, *, is_polled: bool) -> RunRecord:
-    """Return the record of a run as it is now; with `is_polled` the server is asked too."""
-    if record.has_ended:
-        return record
-    if is_polled:
-        return refresh_health(store, get_run(store, record.run_id))
-    return store.load(record.run_id).model_copy(update={"health": record.health})
+        watched.judge()
+        draw()
+    return watched.records
 
 
 def watch(runs: Runs = (), /, *, options: Output = Output()) -> int:
@@ -143,37 +166,33 @@ def _defer_interrupts() -> Iterator[Callable[[], None]]:
         restore()
 
 
-class _LineView:
-    """A view for log files: one line when the phase changes and every ten steps."""
+class _LineDisplay:
+    """Print a line when the phase changes and every ten steps, as for a log file."""
 
     def __init__(self, record: RunRecord, *, has_prefix: bool = False) -> None:
         # Lines of several runs are told apart by the run's id.
         self.prefix = f"{record.run_id}  " if has_prefix else ""
-        self.last_key = self.last_health_level = ""
+        self.last_key = self.last_verdict = ""
         self.last_stalled_part: str | None = None
         terminal.print_sentence(f"run {record.run_id} of {record.environment}")
 
-    def __call__(self, store: RunStore, record: RunRecord) -> None:
-        steps = read_metrics(store, record.run_id)
-        step = steps[-1]["step"] if steps else 0
+    def draw(self, view: RunView) -> None:
+        """Print what has changed since the last call."""
+        record, step = view.record, view.summary.step
         self._print_stall_change(record, step)
         key = f"{record.phase} {step // 10}"
-        if key != self.last_key:
-            self.last_key = key
-            if steps:
-                reward = f", reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})"
-            else:
-                reward = ""
-            if point := _describe_newest_held_out(steps):
-                held_out = f", held out {point}"
-            else:
-                held_out = ""
-            progress_text = f"{record.phase}, step {step} of {record.total_steps}"
-            time_text = f"{self.prefix}{_compute_elapsed_s(record):6.1f} s"
-            terminal.print_sentence(f"{time_text}  {progress_text}{reward}{held_out}")
-            if record.learning != self.last_health_level:
-                self.last_health_level = record.learning
-                terminal.console.print(_render_learning(record))
+        if key == self.last_key:
+            return
+        self.last_key = key
+        parts = [
+            f"{record.phase}, step {step} of {record.total_steps}",
+            *filter(None, (_describe_reward(view), _describe_held_out(view))),
+        ]
+        time_text = f"{self.prefix}{_compute_elapsed_s(record):6.1f} s"
+        terminal.print_sentence(f"{time_text}  {', '.join(parts)}")
+        if view.verdict.mark.word != self.last_verdict:
+            self.last_verdict = view.verdict.mark.word
+            terminal.console.print(_render_verdict(view))
 
     def _print_stall_change(self, record: RunRecord, step: int) -> None:
         """Print a line when a stall begins and when it ends."""
@@ -193,34 +212,35 @@ class _LineView:
 
 
 @contextlib.contextmanager
-def _open_view(records: Sequence[RunRecord], *, quiet: bool) -> Iterator[Draw]:
+def _open_display(watched: WatchedRuns, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function that shows the runs as they are now."""
     if quiet:
-        yield lambda store, records: None
+        yield lambda: None
     elif terminal.console.is_terminal:
         with Live(console=terminal.console, auto_refresh=False) as live:
-            yield lambda store, records: live.update(_render_panels(store, records), refresh=True)
+            yield lambda: live.update(_render_panels(watched.list_views()), refresh=True)
     else:
-        has_prefix = len(records) > 1
-        views = {record.run_id: _LineView(record, has_prefix=has_prefix) for record in records}
+        has_prefix = len(watched.records) > 1
+        displays = [_LineDisplay(record, has_prefix=has_prefix) for record in watched.records]
 
-        def draw_lines(store: RunStore, records: Sequence[RunRecord]) -> None:
-            for record in records:
-                views[record.run_id](store, record)
+        def draw_lines() -> None:
+            for display, view in zip(displays, watched.list_views(), strict=True):
+                display.draw(view)
 
         yield draw_lines
 
 
-def _render_panels(store: RunStore, records: Sequence[RunRecord]) -> RenderableType:
-    """Return the views of all runs, with an empty line between them."""
+def _render_panels(views: Sequence[RunView]) -> RenderableType:
+    """Return the panels of all runs, with an empty line between them."""
     parts: list[RenderableType] = []
-    for record in records:
-        parts += [*([Text()] if parts else []), _render_panel(store, record)]
+    for view in views:
+        parts += [*([Text()] if parts else []), render_panel(view)]
     return Group(*parts)
 
 
-def _render_panel(store: RunStore, record: RunRecord) -> RenderableType:
-    steps = read_metrics(store, record.run_id)
-    step = steps[-1]["step"] if steps else 0
+def render_panel(view: RunView) -> RenderableType:
+    """Return what a terminal shows of one run while it is watched."""
+    record, step = view.record, view.summary.step
     table = Table.grid(padding=(0, 2))
     table.add_row(
         f"run {record.run_id}",
@@ -231,82 +251,62 @@ def _render_panel(store: RunStore, record: RunRecord) -> RenderableType:
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
         ProgressBar(total=record.total_steps, completed=step, width=40),
-        f"step {step} of {record.total_steps}",
+        f"step {step} of {record.total_steps}{terminal.format_eta(view.eta_s)}",
     )
-    rewards = [step_metrics.get("reward/mean") or 0.0 for step_metrics in steps]
-    curve = Text(
-        f"reward {_compute_recent_reward(steps):.3f} ({_describe_window(steps)})  "
-        f"{terminal.draw_sparkline(rewards)}"
-        if steps
-        else "waiting for the first rollouts"
-    )
-    return Group(
-        table, bar, curve, *_render_held_out(steps), *_render_speed(steps), *_render_health(record)
-    )
+    lines: list[RenderableType] = [table, bar, _render_reward(view)]
+    if held_out := _describe_held_out(view):
+        curve = terminal.draw_sparkline([point.percent_correct for point in view.curve])
+        lines.append(Text(f"{held_out}  {curve}"))
+    lines += [Text(text) for text in [view.pause or ""] if text]
+    lines += _render_speed(view)
+    if record.stall_text:
+        lines.append(Text(terminal.localize_times(record.stall_text), style="red"))
+    return Group(*lines, _render_verdict(view))
 
 
-def _describe_newest_held_out(steps: list[dict[str, float]]) -> str | None:
-    """Return the newest held-out result as text."""
-    curve = build_held_out_curve(steps)
-    if curve:
-        return f"{describe_point(curve[-1])} at step {curve[-1].step}"
-    return None
+def _render_reward(view: RunView) -> Text:
+    if not view.steps:
+        return Text("waiting for the first rollouts")
+    rewards = [step.get("reward/mean") for step in view.steps]
+    return Text(f"{_describe_reward(view)}  {terminal.draw_sparkline(rewards)}")
 
 
-def _render_held_out(steps: list[dict[str, float]]) -> list[RenderableType]:
-    """Return the newest held-out result with its curve."""
-    shares = [point.percent_correct for point in build_held_out_curve(steps)]
-    if shares:
-        return [
-            Text(f"held out {_describe_newest_held_out(steps)}  {terminal.draw_sparkline(shares)}")
-        ]
-    return []
+def _describe_reward(view: RunView) -> str | None:
+    """Return the mean reward of the last steps."""
+    if not view.steps:
+        return None
+    count = view.summary.reward_steps
+    window = f"mean of {count} steps" if count > 1 else "one step"
+    return f"reward {format_reward(view.summary.reward.get('last'))} ({window})"
 
 
-def _render_speed(steps: list[dict[str, float]]) -> list[RenderableType]:
-    if not steps:
+def _describe_held_out(view: RunView) -> str | None:
+    """Return the newest held-out result."""
+    if not view.curve:
+        return None
+    return f"held out {describe_point(view.curve[-1])} at step {view.curve[-1].step}"
+
+
+def _render_speed(view: RunView) -> list[RenderableType]:
+    if not view.steps:
         return []
-    last_step = steps[-1]
-    if last_step.get("time/step"):
-        parts = [f"{last_step['time/step']:.2f} s a step"]
-    else:
-        parts = []
+    last_step = view.last_step
+    parts = [f"{last_step['time/step']:.2f} s a step"] if last_step.get("time/step") else []
     parts += [
         f"{last_step[key]:,.0f} {key.rsplit('/', 1)[1]} tokens a second"
         for key in SPEED_KEYS
         if last_step.get(key)
     ]
-    if last_step.get("cost/total") is not None:
-        parts += [f"{last_step['cost/total']:.2f} US dollars"]
+    if view.usage.cost_usd is not None:
+        parts.append(format_dollars(view.usage.cost_usd))
     return [Text("  ".join(parts), style="dim")]
 
 
-def _render_health(record: RunRecord) -> list[RenderableType]:
-    """Return the monitor's stall, if there is one, and the judgement of learning."""
-    lines: list[RenderableType] = []
-    if record.stall_text:
-        lines.append(Text(terminal.localize_times(record.stall_text), style="red"))
-    return [*lines, _render_learning(record)]
-
-
-def _render_learning(record: RunRecord) -> Text:
-    """Return the word of the judgement with its first evidence."""
-    words = f"learning: {record.learning}" + (f" ({record.evidence})" if record.evidence else "")
-    # Nothing is shown in green while the run stands still.
-    return Text(
-        words, style="" if record.stall else terminal.HEALTH_STYLES.get(record.learning, "")
-    )
-
-
-def _compute_recent_reward(steps: list[dict[str, float]]) -> float:
-    rewards = [step.get("reward/mean") or 0.0 for step in steps[-5:]]
-    return sum(rewards) / len(rewards)
-
-
-def _describe_window(steps: list[dict[str, float]]) -> str:
-    if len(steps) > 1:
-        return f"mean of {min(5, len(steps))} steps"
-    return "one step"
+def _render_verdict(view: RunView) -> Text:
+    """Return the word of the verdict with its first evidence."""
+    mark, evidence = view.verdict.mark, view.record.evidence
+    words = f"verdict: {mark.word}" + (f" ({evidence})" if evidence else "")
+    return Text(words, style=terminal.TONE_STYLES[mark.tone])
 
 
 def _compute_elapsed_s(record: RunRecord) -> float:

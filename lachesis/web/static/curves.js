@@ -119,33 +119,22 @@ async function fetchCurves(figures) {
   return answer.json();
 }
 
-/* A report holds all points; means and parts are taken here as the server takes them. */
+/* A report holds the points of its curves, with their means as the server takes them. */
 
 const recorded = document.getElementById("recorded");
 const recordedRuns = recorded ? JSON.parse(recorded.textContent) : null;
 
-/** Return the mean of `width` values around each; at an end of those that there are. */
-function averageAround(values, width) {
-  if (width < 2) return values;
-  const half = (width - 1) / 2;
-  return values.map((_, index) => {
-    const part = values.slice(Math.max(0, index - half), index + half + 1);
-    const known = part.filter((value) => value !== null);
-    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
-  });
-}
-
 function selectRecorded() {
   const runs = {};
   for (const [runId, run] of Object.entries(recordedRuns)) {
-    const x = run.axes[view.x];
-    const inside = x.map((at) => at >= (view.from ?? -Infinity) && at <= (view.to ?? Infinity));
+    const axis = run.axes[view.x];
+    const isInside = (at) => at >= (view.from ?? -Infinity) && at <= (view.to ?? Infinity);
     const series = {};
-    for (const [name, raw] of Object.entries(run.metrics)) {
-      const mean = averageAround(raw, view.mean);
-      const choose = (values) => values.filter((_, index) => inside[index] && raw[index] !== null);
-      series[name] = { x: choose(x), raw: choose(raw), mean: choose(mean) };
-      if (!series[name].x.length) delete series[name];
+    for (const [name, curve] of Object.entries(run.metrics)) {
+      const choose = (values) => values.filter((_, index) => isInside(axis[curve.places[index]]));
+      const x = choose(curve.places).map((place) => axis[place]);
+      const mean = curve.means[view.mean] ?? curve.raw;
+      if (x.length) series[name] = { x, raw: choose(curve.raw), mean: choose(mean) };
     }
     const heldOut = run.held_out.map((point) => ({ ...point, x: point.x[view.x] }));
     const checkpoints = run.checkpoints.map((place) => place[view.x]);
