@@ -75,10 +75,12 @@ def draw_sparkline(values: Sequence[float | None], width: int = 40) -> str:
 
     More than `width` values are averaged. Where all values are missing there is a blank.
     """
-    known = [value for value in values if value is not None]
-    if not known:
+    present_values = [value for value in values if value is not None]
+    if not present_values:
         return ""
-    low, high = (0.0, 1.0) if min(known) >= 0 and max(known) <= 1 else (min(known), max(known))
+    low, high = min(present_values), max(present_values)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
     num_blocks = min(width, len(values))
     bounds = [round(index * len(values) / num_blocks) for index in range(num_blocks + 1)]
     text = ""

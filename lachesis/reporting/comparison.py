@@ -18,7 +18,7 @@ from lachesis.reporting.held_out_difference import (
 from lachesis.reporting.run_list import LETTERS
 from lachesis.reporting.run_summary import RunSummary, find_differing_settings
 from lachesis.reporting.run_view import RunView
-from lachesis.runs.held_out_results import HeldOutPoint, describe_point
+from lachesis.runs.held_out_results import HeldOutPoint, describe_point, split_curve
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
 
@@ -50,9 +50,7 @@ class ComparedRun:
     @property
     def held_out(self) -> HeldOutPoint | None:
         """Return the newest held-out result of trained weights."""
-        if self.curve and self.curve[-1].step > 0:
-            return self.curve[-1]
-        return None
+        return split_curve(self.curve)[1]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, 
     Args:
         record: The run.
         run_dir: Its folder.
-        templates: The text for each key of `NEXT_STEP_COMMANDS`; a missing one is left out.
+        templates: The text for each key of `NEXT_STEP_COMMANDS`, and for `results` where an
+            interface shows them apart from the status; a missing one is left out.
     """
     values = {
         "run": record.run_id,

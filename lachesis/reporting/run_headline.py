@@ -14,7 +14,7 @@ from lachesis.base.formatting import format_percent, format_reward
 from lachesis.reporting.charts import Chart
 from lachesis.reporting.held_out_difference import Difference, ItemShares, compare_results
 from lachesis.reporting.verdict_marks import Mark, choose_mark, needs_a_look
-from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.runs.held_out_results import HeldOutPoint, split_curve
 from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
 
@@ -175,8 +175,7 @@ def _describe_result(
 def _describe_held_out(
     curve: Sequence[HeldOutPoint], shares: Mapping[str, ItemShares]
 ) -> HeldOutEvidence | None:
-    before = curve[0] if curve and curve[0].step == 0 else None
-    after = curve[-1] if curve and curve[-1].step > 0 else None
+    before, after = split_curve(curve)
     if before is None and after is None:
         return None
     change = None

@@ -259,15 +259,24 @@ def describe_evaluation_faults(summary: Json) -> str:
 
 def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
     """Return the newest held-out accuracy after at least one step, or None."""
-    if curve and curve[-1].step > 0:
-        return curve[-1].percent_correct
-    return None
+    _, after = split_curve(curve)
+    return after.percent_correct if after else None
+
+
+def split_curve(
+    curve: Sequence[HeldOutPoint],
+) -> tuple[HeldOutPoint | None, HeldOutPoint | None]:
+    """Return the result before training and the newest one of trained weights; None where there is
+    none.
+    """
+    before = next((point for point in curve if point.step == 0), None)
+    after = next((point for point in reversed(curve) if point.step > 0), None)
+    return before, after
 
 
 def find_newest_result(steps: Sequence[Step]) -> HeldOutPoint | None:
     """Return the newest held-out result of trained weights, given the last steps of a run."""
-    curve = build_held_out_curve(steps)
-    return curve[-1] if curve and curve[-1].step > 0 else None
+    return split_curve(build_held_out_curve(steps))[1]
 
 
 def _find_first_and_last(

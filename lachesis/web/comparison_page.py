@@ -30,7 +30,7 @@ from lachesis.reporting.comparison import (
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
 from lachesis.reporting.verdict_marks import Mark, choose_mark
-from lachesis.runs.held_out_results import HeldOutPoint
+from lachesis.runs.held_out_results import HeldOutPoint, split_curve
 from lachesis.runs.record import RunRecord
 from lachesis.web.curve_routes import read_curve_request
 from lachesis.web.rendering import make_csv_response, make_page
@@ -155,7 +155,7 @@ def _build_column(run: ComparedRun, baseline: ComparedRun, place: int) -> Compar
         record=record,
         mark=choose_mark(record),
         state=_describe_state(run),
-        before=run.curve[0] if run.curve and run.curve[0].step == 0 else None,
+        before=split_curve(run.curve)[0],
         after=run.held_out,
         ahead=ahead,
         is_difference_seen=is_seen,

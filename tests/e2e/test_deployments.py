@@ -254,10 +254,10 @@ def test_the_automation_of_the_documentation_trains_again(
         record = server.wait_for(
             lambda: next(
                 (
-                    one
-                    for one in RunStore(served_home).all()
+                    candidate
+                    for candidate in RunStore(served_home).all()
                     # The schedule of the test before may have begun one more.
-                    if one.run_id not in run_ids_before and one.schedule is None
+                    if candidate.run_id not in run_ids_before and candidate.schedule is None
                 ),
                 None,
             ),

@@ -172,8 +172,8 @@ def require_known_or_refused(
 
     def may_begin() -> bool:
         try:
-            found = find_or_create_run(store, {"run_id": run_id}, flow_run["id"])
-            require_free_run(store, found, flow_run["id"])
+            own_record = find_or_create_run(store, {"run_id": run_id}, flow_run["id"])
+            require_free_run(store, own_record, flow_run["id"])
         except ServerDownError:
             raise
         except LachesisError:

@@ -334,7 +334,7 @@ RECIPES = {
             "failed_service": "trainer",
         },
     ),
-    # Two more kinds, which were added after the surfaces had been made to agree.
+    # Further kinds, which were added after the surfaces had been made to agree.
     "rewards above 1": Recipe(
         "aaaa000b",
         _alternate(1.5, 12.25, 24),

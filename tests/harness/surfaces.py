@@ -133,15 +133,15 @@ def read_forecast(text: str) -> Claims:
 def read_lead(text: str) -> Claims:
     """Read the first sentence about a run."""
     number = rf"{NUMBER}(?: %)?"
-    found = find(
+    claims = find(
         rf"reward (?:rose|fell) from (?P<first_reward>{NUMBER}) to (?P<last_reward>{NUMBER})", text
     )
-    found |= find(rf"reward stayed at (?P<last_reward>{NUMBER})", text)
+    claims |= find(rf"reward stayed at (?P<last_reward>{NUMBER})", text)
     shares = rf"from (?P<before_share>{number}) to (?P<after_share>{number})(?:,|\.|$)"
     moved = find(f"held-out accuracy {shares}", text)
     if moved:
-        found["told_apart"] = "cannot tell apart" not in text
-    return found
+        claims["told_apart"] = "cannot tell apart" not in text
+    return claims
 
 
 def ask_watch(surfaces: Surfaces, run_id: str) -> Claims:

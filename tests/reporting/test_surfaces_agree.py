@@ -74,8 +74,8 @@ def expect(recipe: Recipe) -> Claims:
 
 
 def average(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    present_values = [value for value in values if value is not None]
+    return math.fsum(present_values) / len(present_values) if present_values else None
 
 
 def describe_result(moment: str, result: HeldOut) -> Claims:
@@ -203,8 +203,8 @@ def test_all_surfaces_say_the_same_of_a_run(surfaces: Surfaces, kind: str) -> No
     recipe = RECIPES[kind]
     record_run(surfaces.store, recipe)
     disagreements = {
-        surface: found
+        surface: differing
         for surface in SURFACES
-        if (found := find_disagreements(recipe, surface, surfaces.ask(surface, recipe.run_id)))
+        if (differing := find_disagreements(recipe, surface, surfaces.ask(surface, recipe.run_id)))
     }
     assert disagreements == {}

@@ -42,6 +42,7 @@ from lachesis.runs.held_out_results import (
     describe_evaluation_faults,
     describe_point,
     read_held_out_points,
+    split_curve,
 )
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import RunRecord, describe_service_state
@@ -298,8 +299,9 @@ def _make_held_out_rows(view: RunView) -> list[tuple[str, str]]:
         is_own = name == record.environment
         curve = build_held_out_curve(view.steps, None if is_own else name)
         prefix = "" if is_own else f"{name} "
-        before = curve[0] if curve and curve[0].step == 0 else points.get(f"{prefix}before")
-        after = curve[-1] if curve and curve[-1].step else points.get(f"{prefix}after")
+        before, after = split_curve(curve)
+        before = before or points.get(f"{prefix}before")
+        after = after or points.get(f"{prefix}after")
         title = f"{name}, held out" if record.additional_environments else "held out"
         if before is not None:
             rows.append((f"{title} before", describe_point(before)))
