@@ -135,10 +135,22 @@ def read_ledger(home: Path) -> dict[str, LedgerEntry]:
             entries.pop(key, None)
         elif key not in entries or "by_agent" in line:
             entries[key] = _read_promise(key, line)
+            _close_attempt_before(entries, entries[key])
         else:
             total_usd = float(line.get("total_usd") or 0.0)
             entries[key] = replace(entries[key], at=str(line["at"]), total_usd=total_usd)
     return entries
+
+
+def _close_attempt_before(entries: dict[str, LedgerEntry], entry: LedgerEntry) -> None:
+    """Settle the attempt before this one, if nobody has: it has cost what the run had cost then.
+
+    What the run spends from then on belongs to the newer attempt alone.
+    """
+    run_id, _, attempt = entry.key.rpartition("-")
+    before = entries.get(f"{run_id}-{int(attempt) - 1}") if attempt.isdecimal() else None
+    if before is not None and before.is_open:
+        entries[before.key] = replace(before, at=entry.at, total_usd=entry.earlier_usd)
 
 
 def _read_promise(key: str, line: Json) -> LedgerEntry:

@@ -54,6 +54,11 @@ def end(store: RunStore, record: RunRecord, cost_usd: float, *, settled: bool = 
     return ended
 
 
+def resume(store: RunStore, record: RunRecord) -> RunRecord:
+    """Make the next attempt of an ended run, as its owner."""
+    return begin_next_attempt(store, store.load(record.run_id), {"status": "running"})[0]
+
+
 def make_older(store: RunStore) -> None:
     """Put everything in the ledger more than a day back."""
     file = store.home / ledger_module.FILE_NAME
@@ -69,6 +74,21 @@ def test_what_goes_on_counts_with_its_limit_however_long_ago_it_began(store: Run
     assert compute_committed_cost(store) == 16.5
     make_older(store)
     assert compute_committed_cost(store) == 15, "it has ended more than a day ago"
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_what_a_later_attempt_spends_is_not_that_of_an_earlier_one(
+    store: RunStore, settled: bool
+) -> None:
+    """The end of the first attempt need not be in the ledger, as when its flow was killed."""
+    record = start(store, 2.0)
+    end(store, record, 0.25, settled=settled)
+    resumed = resume(store, record)
+    assert compute_committed_cost(store) == 2.0
+    store.dir(record.run_id).spent.write_text(json.dumps({"cost_usd": 1.5}))
+    assert compute_committed_cost(store) == 2.0, "the limit of all attempts together"
+    end(store, resumed, 1.75, settled=settled)
+    assert compute_committed_cost(store) == 1.75
 
 
 @pytest.mark.parametrize("settled", [True, False])
