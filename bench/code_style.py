@@ -31,6 +31,11 @@ DIRECTIVE = re.compile(r"#\s*(noqa|type:|fmt:|pragma|mypy:|!)")
 FINITE_VERB = re.compile(
     r"\b(is|are|was|were|be|been|has|have|had|does|do|can|may|must|will|would|should|[a-z]{2,}(?:s|ed))\b"
 )
+# Phrases that make a reader look elsewhere for the noun, or that give a process a mind.
+VAGUE_PHRASE = re.compile(
+    r"\b(what (is|was|were|it|they|has|have|can|will)|of it|that it has|(that|this|the) one|hears?"
+    r"|(is|are|was|were|be) (asked|told)|lies|one(?=[.,;:)]))\b(?!\w)"
+)
 NOT_VERBS = set(
     re.findall(
         r"\w+",
@@ -133,6 +138,16 @@ def is_sentence(docstring: str, node: Documented) -> bool:
     if isinstance(node, Function):
         return words[0].lower() not in NOT_VERBS and words[0][0].isupper()
     return bool(FINITE_VERB.search(first)) or words[0].lower() not in NOT_VERBS
+
+
+def find_vague_sentences(source: Source) -> Iterator[str]:
+    """Yield the first sentences of docstrings that have a vague phrase, with their places."""
+    for node in ast.walk(source.tree):
+        docstring = ast.get_docstring(node) if isinstance(node, Documented) else None
+        first = " ".join((docstring or "").split("\n\n")[0].split())
+        if phrase := VAGUE_PHRASE.search(first):
+            place = f"{source.path}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}"
+            yield f"{place} “{phrase.group()}”: {first}"
 
 
 def count_comment_lines(source: Source) -> int:
@@ -272,6 +287,7 @@ def measure_style(sources: list[Source]) -> list[Measure]:
 def measure_docstrings(sources: list[Source]) -> list[Measure]:
     """Measure how many public names have a docstring and how many docstrings are sentences."""
     documented, missing, fragments = 0, [], []
+    vague = [place for source in sources for place in find_vague_sentences(source)]
     for source in sources:
         for node in iterate_public(source):
             place = f"{source.path}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}"
@@ -292,6 +308,7 @@ def measure_docstrings(sources: list[Source]) -> list[Measure]:
             not fragments,
             examples=fragments,
         ),
+        Measure("first sentences with a vague phrase", len(vague), "0", not vague, examples=vague),
     ]
 
 

@@ -119,7 +119,7 @@ def make_runs() -> str:
 
 
 def measure_tools(living: str, repeat: int) -> list[list[object]]:
-    from lachesis.agent_tools.draft import AgentSession
+    from lachesis.agent_tools.session import AgentSession
     from lachesis.agent_tools.tools import TOOLS, CallContext
     from lachesis.base.json_text import to_compact_json
 
@@ -155,14 +155,14 @@ def measure_start() -> list[object]:
     """Return the seconds from the call to the run id; each run is stopped before it begins to
     train.
     """
-    from lachesis.agent_tools.draft import AgentSession
+    from lachesis.agent_tools.session import AgentSession
     from lachesis.agent_tools.tools import TOOLS, CallContext
 
     call = CallContext(AgentSession("bench"))
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        answer = TOOLS["rl_start_training"].run(call, {}).to_payload()
+        answer = TOOLS["rl_start_training"].run(call, {})
         times.append(time.perf_counter() - started)
         TOOLS["rl_stop_training"].run(call, {"run_id": answer["run_id"]})
     return ["rl_start_training until the run id (s)", *make_seconds_row(times, TARGET_START_S)]

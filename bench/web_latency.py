@@ -44,6 +44,8 @@ TARGET_SHARE = 0.01
 NUM_LISTED_RUNS, TARGET_LIST_S = 2000, 0.6
 TOKEN = "a token of this home alone"
 NUM_PAGES, STEP_S, NUM_LIVE_STEPS = 10, 0.3, 60
+# Seconds between two questions of an open page.
+POLL_S = 2.0
 NAMES = [
     "reward/mean", "reward/std", "train/percent_correct", "batch/zero_signal_share", "train/loss",
     "entropy/sampling", "entropy/training", "length/mean", "length/max", "optim/grad_norm",
@@ -182,10 +184,10 @@ def measure_live_cost() -> None:
         store.update(run_id, status="running", total_steps=1000)
         lines = make_lines(300 + NUM_LIVE_STEPS, 9)[300:]
         with serve(Path(folder)) as (client, process):
-            path = f"/runs/{run_id}/events?metrics={','.join(NAMES[:15])}"
+            curves = f"/curves.json?runs={run_id}&points=300&metrics={','.join(NAMES[:15])}"
             stop = threading.Event()
             readers = [
-                threading.Thread(target=_listen, args=(client, path, stop))
+                threading.Thread(target=_keep_open, args=(client, f"/runs/{run_id}", curves, stop))
                 for _ in range(NUM_PAGES)
             ]
             for reader in readers:
@@ -206,14 +208,14 @@ def measure_live_cost() -> None:
         )
 
 
-def _listen(client: httpx.Client, path: str, stop: threading.Event) -> None:
-    with (
-        contextlib.suppress(httpx.HTTPError),
-        client.stream("GET", path, timeout=30) as stream,
-    ):
-        for _ in stream.iter_lines():
-            if stop.is_set():
-                return
+def _keep_open(client: httpx.Client, path: str, curves: str, stop: threading.Event) -> None:
+    """Ask as an open page does: every two seconds, and for the curves where it has changed."""
+    tag = ""
+    while not stop.wait(POLL_S):
+        answer = client.get(path, headers={"If-None-Match": tag, "HX-Request": "true"})
+        if answer.status_code == 200:
+            tag = answer.headers["etag"]
+            client.get(curves)
 
 
 def main() -> None:

@@ -37,9 +37,9 @@ SCHEDULE_ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
 PEOPLE_TAG, TICK_TAG = "lachesis", "lachesis-tick"
 ENTRYPOINTS = {
     TRAINING_FLOW: "flows.train.train",
-    TEST_FLOW: "flows.validate.validate",
+    TEST_FLOW: "flows.inference_test.inference_test",
     MONITOR_FLOW: "flows.monitor.monitor",
-    NIGHTLY_FLOW: "flows.nightly.validate_all",
+    NIGHTLY_FLOW: "flows.nightly.nightly",
 }
 SPECS: dict[str, type[BaseModel]] = {TRAINING_FLOW: LaunchSpec, TEST_FLOW: TestSpec}
 DESCRIPTIONS = {
@@ -52,8 +52,9 @@ Fields that the form does not have go into *Settings*, one `key=value` on each l
 *Run id*.
 
 **Where to look.** The page of the flow run: its timeline shows the task `train` while training
-lasts, *Logs* the newest steps, *Artifacts* the report with curves. A flow run that is refused has
-the state *Refused*, and *Details* says which field is wrong and what is allowed.
+lasts, *Logs* the newest steps, *Artifacts* the verdict and a link to the page with the curves. A
+flow run that is refused has the state *Refused*, and *Details* says which field is wrong and what
+is allowed.
 
 | button | what it does |
 |---|---|
@@ -69,14 +70,14 @@ answer some of its items, and says whether a model can learn from it.
 **What to fill in.** Only *Environment*. *Models* are names at an endpoint, or `embedded:NAME` for a
 model on this machine; empty: the model that would be trained.
 
-**Where to look.** *Artifacts* of the flow run: the verdict with its evidence, a table of the
-models, and their answers.
+**Where to look.** *Artifacts* of the flow run: the verdict with its evidence, and a link to the
+page with the answers of the models.
 """,
     MONITOR_FLOW: """\
 Looks at every living run once: publishes its progress, names stalls, judges learning, and ends what
 dead runs have left. It runs by its own schedule; nobody has to start it.
 
-**Where to look.** The artifact `lachesis-runs` is the table of all runs.
+**Where to look.** `/runs` of `lachesis ui`, or the artifacts of each flow run of `train`.
 """,
     NIGHTLY_FLOW: """\
 Tests all environments, or those that you name, each as a flow run of `test`.

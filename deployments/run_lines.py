@@ -57,7 +57,7 @@ class RunLines:
         return changed
 
     def describe(self, record: RunRecord) -> str:
-        """Return what has happened to a run, and where to look."""
+        """Return one line about the change of a run, with the command to look at it."""
         name = f"run {record.run_id} ({record.name or record.environment})"
         match record.status:
             case "running":

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from docs_generator.markdown import make_table
-from lachesis.agent_tools.http_routes import ERRORS, create_routes
+from lachesis.agent_tools.answers import ANSWER_KEYS
+from lachesis.agent_tools.http_routes import STATUS_MEANINGS, create_routes
 from lachesis.agent_tools.tools import TOOLS, AgentTool
 
 TOOLS_HEAD = """# Tools for agents
@@ -17,8 +18,8 @@ Every answer is a JSON object. An error is `{"error": …, "code": …}` with fu
 `available`; the code is stable (see [errors](errors.md)).
 
 A tool marked *reads only* changes nothing. One marked *idempotent* can be called again without
-further effect. Over MCP, tools marked *confirm* take the boolean `confirm`: on a profile that may
-cost money, nothing is done without `confirm=true`, and the answer is a preview.
+further effect. On a profile that may cost money, `rl_start_training` answers with a preview first:
+`confirm` with the fingerprint of the preview agrees to exactly what was shown, once.
 
 | tool | what it does |
 |---|---|
@@ -41,7 +42,6 @@ def _render_section(tool: AgentTool) -> str:
         *(["destructive"] if hints.destructive else []),
         *(["idempotent"] if hints.idempotent else []),
         *(["reaches the network or other processes"] if hints.open_world else []),
-        *(["confirm"] if tool.preview else []),
     ]
     lines = [f"## {tool.name}", "", tool.description, "", f"*{', '.join(marks)}*", ""]
     arguments = tool.input_schema.get("properties", {})
@@ -53,11 +53,8 @@ def _render_section(tool: AgentTool) -> str:
         ]
     else:
         lines += ["No arguments."]
-    answer_schema = tool.output_schema
-    required_keys = answer_schema.get("required", [])
     keys = [
-        f"`{name}`{'' if name in required_keys else '?'}"
-        for name in answer_schema.get("properties", {})
+        f"`{key.rstrip('?')}`{'?' * key.endswith('?')}" for key in ANSWER_KEYS[tool.name].split()
     ]
     return "\n".join([*lines, "", f"Answer: {', '.join(keys)}.", "", ""])
 
@@ -119,7 +116,7 @@ def render_http() -> str:
     parts = [HTTP_HEAD]
     for tag, rows in rows_by_tag.items():
         parts += [f"## {tag.capitalize()}", "", make_table(("route", "what it does"), rows), ""]
-    statuses = [(status, error["description"]) for status, error in ERRORS.items()]
+    statuses = [(str(status), text) for status, text in STATUS_MEANINGS.items()]
     parts += ["## Status codes of errors", "", make_table(("status", "meaning"), statuses), ""]
     return "\n".join(parts)
 

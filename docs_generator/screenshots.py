@@ -22,7 +22,6 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from docs_generator.site import DOCS
-from lachesis.monitor.prefect_artifacts import OVERVIEW_KIND, make_overview_key
 from lachesis.prefect_client.background_serve import find_running_server
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
@@ -82,9 +81,9 @@ def take_prefect_pictures() -> None:
         ended = store.all()[0].flow_run_id
         _run_lachesis("train", "arithmetic", "--name", "more sums", "--steps", "3000")
         living = store.all()[0]
-        # The monitor must have seen it, for the report and the table of runs.
+        # The verdict is published every half minute.
         _wait_for_step(store, living.run_id, 40)
-        time.sleep(70)
+        time.sleep(35)
         pictures = [
             Picture("prefect-deployments", "/deployments", height=460),
             Picture("prefect-dashboard", "/dashboard?tags=lachesis", height=800),
@@ -97,16 +96,12 @@ def take_prefect_pictures() -> None:
         _take_prefect_pages(address, "V2", "light", [*pictures, *timelines])
         _take_prefect_pages(address, "V1", "dark", pictures)
         api = PrefectApi(f"{address}/api")
-        for key, kind, name, height in (
-            (f"report-{store.all()[1].run_id}", "markdown", "report", 1010),
-            (make_overview_key(Path(folder)), OVERVIEW_KIND, "overview", 580),
-        ):
-            artifact = api.find_artifact(key, kind)
-            picture = Picture(name, f"/v2/artifacts/artifact/{artifact}", 1300, height)
-            with _open_page(picture) as page:
-                page.goto(address + picture.path)
-                page.wait_for_timeout(3000)
-                _save(page, name)
+        artifact = api.find_artifact(f"verdict-{store.all()[1].run_id}", "markdown")
+        picture = Picture("verdict", f"/v2/artifacts/artifact/{artifact}", 1300, height=480)
+        with _open_page(picture) as page:
+            page.goto(address + picture.path)
+            page.wait_for_timeout(3000)
+            _save(page, picture.name)
         _run_lachesis("stop", living.run_id, "--now")
 
 

@@ -129,7 +129,7 @@ def find_server_stop(store: RunStore, record: RunRecord, error: BaseException) -
 
 
 def record_end(store: RunStore, record: RunRecord, error: BaseException | None = None) -> RunRecord:
-    """Record how an attempt ended, judge the run, and settle what it has cost.
+    """Record the end of an attempt, judge the run, and settle its cost.
 
     Args:
         store: The runs of this home.

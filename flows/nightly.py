@@ -23,7 +23,7 @@ log = logging.getLogger("lachesis.nightly")
 
 
 @flow(name="nightly", retries=0, validate_parameters=False)
-def validate_all(environments: list[str] | None = None) -> State[Any] | None:
+def nightly(environments: list[str] | None = None) -> State[Any] | None:
     """Test several environments, each as a flow run of the deployment `test`.
 
     Args:

@@ -43,7 +43,7 @@ from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.serve_model import build_tiny_model, is_missing_tiny_model
 from lachesis.supervision.stop_requests import StopCheck
 from lachesis.supervision.training_run import TrainingRun
-from tasks.progress import TrainingProgress, publish_report
+from tasks.progress import TrainingProgress, publish_run_verdict
 from tasks.run_as_task import run_as_task
 
 # How long a resumed run waits until the services of the previous attempt have ended.
@@ -122,7 +122,7 @@ def _run_and_record_end(store: RunStore, run_id: str, lock_fd: int) -> State[Any
     record_end(store, record)
     # The run may have been suspended after its last step; nothing is left to resume then.
     with contextlib.suppress(Pause):
-        publish_report(store, run_id)
+        publish_run_verdict(store, run_id)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Name all that authors of environments import.
+"""Export every name that authors of environments import.
 
     TaskEnv          one question, one answer; write `load_dataset` and `score_answer`
     ConversationEnv  several turns; write `load_dataset` and `play`

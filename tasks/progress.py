@@ -1,9 +1,8 @@
-"""Report the steps of a run to Prefect: progress, results, and log lines."""
+"""Show on Prefect's pages how a run proceeds: progress, verdict, link, and log lines of steps."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
 from pathlib import Path
@@ -13,12 +12,11 @@ from prefect.cache_policies import NO_CACHE
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
-from lachesis.inference_tests.results import read_samples
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
-from lachesis.monitor import artifacts
-from lachesis.monitor.prefect_artifacts import OVERVIEW_KIND, make_overview_key
+from lachesis.monitor.prefect_artifacts import publish_test
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
+from lachesis.reporting.inference_test_view import InferenceTestView
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import build_held_out_curve, describe_point
 from lachesis.runs.metrics import MetricsFile
@@ -29,30 +27,32 @@ from lachesis.web.server import find_page_server
 log = logging.getLogger("lachesis.flow")
 
 
-# Seconds between two reports of a run that trains.
-REPORT_INTERVAL_S = 30.0
+# Seconds between two verdicts on a run that trains.
+VERDICT_INTERVAL_S = 30.0
 
 
 class TrainingProgress:
-    """Show how far a training is: a ring on the bar of the task, log lines of steps, the report."""
+    """Show how far a training is: a ring on the bar of the task, log lines, the verdict."""
 
     def __init__(self, store: RunStore, record: RunRecord, flow_run_id: str | None) -> None:
         self.store, self.record, self.flow_run_id = store, record, flow_run_id
         self._step_log = StepLog(store.dir(record.run_id), record.total_steps)
         self._ring: ProgressArtifact | None = None
-        self._report_published_at = -REPORT_INTERVAL_S
+        self._verdict_published_at = -VERDICT_INTERVAL_S
 
     def update(self, step: int, total: int) -> None:
         """Show the step; call this often. A server that is away is no fault of the run."""
         if self._ring is None:  # The task has begun.
             self._ring = ProgressArtifact(self.record.run_id, self.flow_run_id)
             if self.flow_run_id is not None:
-                log_addresses(self.store, self.record.run_id, self.flow_run_id)
+                page = f"runs/{self.record.run_id}"
+                publish_page_link(self.store.home, page, self.flow_run_id)
+                self.record = renew_verdict(self.store, self.record)
         self._ring.publish(step, total, force=step == total)
         now = time.monotonic()
-        if self._step_log.update() and now - self._report_published_at >= REPORT_INTERVAL_S:
-            self._report_published_at = now
-            self.record = renew_report(self.store, self.record)
+        if self._step_log.update() and now - self._verdict_published_at >= VERDICT_INTERVAL_S:
+            self._verdict_published_at = now
+            self.record = renew_verdict(self.store, self.record)
 
     def finish(self) -> None:
         """Log the last step if it was not logged."""
@@ -95,51 +95,43 @@ class ProgressArtifact:
 
 
 @task(task_run_name="publish verdict", cache_policy=NO_CACHE)
-def publish_validation(
+def publish_test_verdict(
     tests: InferenceTestStore, test: InferenceTest, flow_run_id: str | None
 ) -> None:
-    """Publish the verdict, the table of models, and the answers as artifacts of the validation."""
+    """Publish the verdict on a test, and the link to its page, as artifacts of its flow run."""
     if flow_run_id is None:
         return
-    samples = {
-        model: read_samples(tests.get_samples_file(test, model)) for model in test.request.models
-    }
     try:
-        api = PrefectApi()
-        for kind, data in (
-            ("markdown", artifacts.render_validation(test, samples)),
-            ("table", json.dumps(artifacts.make_model_rows(test))),
-        ):
-            api.create_artifact(
-                flow_run_id, key=f"validation-{kind}-{test.test_id}", kind=kind, data=data
-            )
+        publish_test(InferenceTestView(test, tests), flow_run_id)
         publish_page_link(tests.home, f"tests/{test.test_id}", flow_run_id)
     except ServerDownError as error:
-        log.warning("the validation was not published: %s", error)
+        log.warning("the verdict was not published: %s", error)
 
 
-@task(task_run_name="write report", cache_policy=NO_CACHE)
-def publish_report(store: RunStore, run_id: str) -> None:
-    """Publish the report of a run that has ended."""
+@task(task_run_name="publish verdict", cache_policy=NO_CACHE)
+def publish_run_verdict(store: RunStore, run_id: str) -> None:
+    """Publish the verdict on a run that has ended."""
     try:
-        Monitor(store).publish_report(store.load(run_id))
-        log.info("the report is among the artifacts of this run")
+        Monitor(store).publish_verdict(store.load(run_id))
+        log.info("the verdict is among the artifacts of this run")
     except ServerDownError as error:
-        log.warning("the report was not published: %s", error)
+        log.warning("the verdict was not published: %s", error)
 
 
-def renew_report(store: RunStore, record: RunRecord) -> RunRecord:
-    """Publish the report of a run that trains, and return its record as it is now.
+def renew_verdict(store: RunStore, record: RunRecord) -> RunRecord:
+    """Publish the verdict on a run that trains, and return its record as it is now.
 
     A server that is away is no fault of the run.
     """
     with contextlib.suppress(ServerDownError):
-        return Monitor(store).publish_report(record)
+        return Monitor(store).publish_verdict(record)
     return record
 
 
 def publish_page_link(home: Path, path: str, flow_run_id: str) -> None:
     """Publish a link to a page among the artifacts of a flow run, if the pages are served.
+
+    Prefect makes a link of the address in the log too.
 
     Args:
         home: The home whose pages they are.
@@ -152,32 +144,13 @@ def publish_page_link(home: Path, path: str, flow_run_id: str) -> None:
     link, name = f"{address}/{path}", path.rpartition("/")[2]
     log.info("its page: %s", link)
     with contextlib.suppress(ServerDownError):
-        PrefectApi().create_artifact(
+        PrefectApi().upsert_artifact(
             flow_run_id,
             key=f"page-{name}",
             kind="markdown",
             data=f"[The page of {name}]({link})",
             description="Its page; `lachesis ui` prints a link that signs a browser in.",
         )
-
-
-def log_addresses(store: RunStore, run_id: str, flow_run_id: str) -> None:
-    """Log where the run can be watched; Prefect's pages make links of the addresses.
-
-    The report is published first, because the address of an artifact has its id.
-    """
-    publish_page_link(store.home, f"runs/{run_id}", flow_run_id)
-    renew_report(store, store.load(run_id))
-    with contextlib.suppress(ServerDownError):
-        api = PrefectApi()
-        artifact_ids = {
-            "report with curves": api.find_artifact(f"report-{run_id}", "markdown", flow_run_id),
-            "all runs": api.find_artifact(make_overview_key(store.home), OVERVIEW_KIND),
-        }
-        pages = f"{api.url.removesuffix('/api')}/artifacts/artifact"
-        for title, artifact_id in artifact_ids.items():
-            if artifact_id is not None:
-                log.info("%s: %s/%s", title, pages, artifact_id)
 
 
 MAX_LINES = 30

@@ -21,14 +21,14 @@ from lachesis.supervision.stop_requests import StopRequested
 
 @dataclass
 class TaskOutcome:
-    """Hold what a part has returned or raised."""
+    """Hold the result or the error of a task's work."""
 
     result: Any = None
     error: BaseException | None = None
 
 
 def run_as_task(name: str, work: Callable[[], Any]) -> Any:
-    """Run `work` as a task of this name; return what it returns and raise what it raises."""
+    """Run `work` as a task of this name; return its result and raise its error."""
     outcome = TaskOutcome()
     _run(name, work, outcome, return_state=True)
     if outcome.error is not None:

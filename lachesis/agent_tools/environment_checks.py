@@ -1,66 +1,50 @@
-"""Run a check of an environment in a background process, because it takes longer than a call may.
+"""Check an environment for an agent in a process of its own, as it takes longer than a call may.
 
-Each call waits for the result for a limited time. The files are::
-
-    checks/{check_id}/check.json
-    checks/{check_id}/log.txt
-
-and whatever `lachesis.environment_check.check` writes there.
+A check is kept as a test without a flow run, in `checks/{id}/test.json`; its lines are the stages.
+Beside it is whatever `lachesis.environment_check.check` writes. Each call waits for the result for
+a limited time.
 """
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from lachesis.agent_tools.draft import MAX_TEST_WAIT_S, SCHEMA_TIMEOUT_S, ReportProgress
-from lachesis.agent_tools.schemas import CheckLine, EnvironmentCheck
+from lachesis.agent_tools.session import (
+    MAX_WAIT_S,
+    PROGRESS_INTERVAL_S,
+    SCHEMA_TIMEOUT_S,
+    ReportProgress,
+)
 from lachesis.base import paths
 from lachesis.base.errors import LachesisError, StorageError, UnknownTestError, shorten
-from lachesis.base.files import read_last_lines, storage_errors, write_private
+from lachesis.base.files import read_last_lines
+from lachesis.base.json_text import Json
 from lachesis.base.managed_process import ManagedProcess
 from lachesis.base.timestamps import now_iso
-from lachesis.config.launch_spec import LaunchSpec
+from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.owner_policy import load_policy
 from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.operations.environments import CheckResult, run_environment_checks
+from lachesis.operations.inference_tests import (
+    InferenceRequest,
+    InferenceTest,
+    Stage,
+    open_checks,
+)
 from lachesis.operations.launches import build_tiny_model, resolve_launch
-from lachesis.runs.folder import RunDir
 from lachesis.runs.store import RunStore
 
-MAX_KEPT_JOBS = 50
+MAX_KEPT_CHECKS = 50
 POLL_INTERVAL_S = 0.2
-PROGRESS_INTERVAL_S = 2.0
+LOG_NAME = "log.txt"
 
 
-class CheckJob(BaseModel):
-    """The state of one check. Its process writes this file after each finished line."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    check_id: str
-    environment: str
-    environment_file: str
-    fingerprint: str
-    """Fingerprint of the code that is checked."""
-    install: bool = False
-    model: str | None = None
-    status: Literal["running", "completed", "failed"] = "running"
-    lines: list[CheckLine] = []
-    error: str | None = None
-    created_at: str
-
-
-def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -> CheckJob:
+def start_check(name: str, *, new: bool, install: bool, model: str | None) -> InferenceTest:
     """Start the check, unless the same check of the same code is already running.
 
     Args:
@@ -72,7 +56,7 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
     Raises:
         StorageError: With `new`, an environment of that name exists; nothing was written.
     """
-    policy = load_policy()
+    policy, checks = load_policy(), open_checks()
     policy.require_environments([name])
     if model is not None:
         policy.require_model(model)
@@ -80,20 +64,23 @@ def start_check_job(name: str, *, new: bool, install: bool, model: str | None) -
         _require_free_name(name)
         new_environment.write_scaffold(name, _find_environments_folder())
     environment = lookup.find_environment(name)
-    job = CheckJob(
-        check_id=secrets.token_hex(4),
+    request = InferenceRequest(
         environment=name,
         environment_file=environment.file_path,
-        fingerprint=compute_fingerprint(Path(environment.file_path)),
-        install=install,
-        model=model,
-        created_at=now_iso(),
+        models=[],
+        spec=TestSpec(environment=name, model=model, by_agent=True),
     )
-    if running_job := _find_running_job(job):
-        return running_job
-    _start_process(job)
-    _remove_old_jobs()
-    return job
+    fingerprint = compute_fingerprint(Path(environment.file_path))
+    for earlier in checks.all()[:MAX_KEPT_CHECKS]:
+        is_same = (earlier.request, earlier.fingerprint) == (request, fingerprint)
+        if is_same and read_check(earlier.test_id).status == "running":
+            return earlier
+    check = checks.create(request, "", fingerprint=fingerprint, status="running")
+    _start_process(check, install=install)
+    for old in checks.all()[MAX_KEPT_CHECKS:]:
+        if not checks.get_run_dir(old.test_id).is_alive():
+            shutil.rmtree(checks.dir(old.test_id), ignore_errors=True)
+    return check
 
 
 def _require_free_name(name: str) -> None:
@@ -106,91 +93,6 @@ def _require_free_name(name: str) -> None:
             )
 
 
-def _find_running_job(job: CheckJob) -> CheckJob | None:
-    """Return the job that is doing the same for the same code, if there is one."""
-    compared_fields = {"environment_file", "fingerprint", "install", "model"}
-    values = job.model_dump(include=compared_fields)
-    for earlier_job in _load_newest_jobs():
-        if earlier_job.model_dump(include=compared_fields) != values:
-            continue
-        # A job whose process was killed is still stored as running.
-        if refresh_check_job(earlier_job.check_id).status == "running":
-            return earlier_job
-    return None
-
-
-def _start_process(job: CheckJob) -> None:
-    folder = _get_job_folder(job.check_id)
-    with storage_errors(folder):
-        folder.mkdir(parents=True, mode=0o700)
-    _save_job(job)
-    command = [sys.executable, "-P", "-m", "lachesis.agent_tools.environment_checks", job.check_id]
-    with RunDir(folder.parent, folder.name).hold_alive_lock() as lock:
-        # The lock is held as long as the process is alive.
-        process = ManagedProcess("check", command, folder / "log.txt", pass_fds=(lock,))
-        process.start()
-    process.leave_running()  # The check continues when the agent's process ends.
-
-
-def refresh_check_job(check_id: str) -> CheckJob:
-    """Return the current state of a check; one whose process is gone has failed.
-
-    Raises:
-        UnknownTestError: There is no such check.
-        StorageError: Its file is damaged.
-    """
-    if check_id.isalnum():
-        alive = RunDir(_get_jobs_folder(), check_id).is_alive()
-    else:
-        alive = False
-    job = _load_job(check_id)
-    if job.status == "running" and not alive:
-        log_tail = read_last_lines(_get_job_folder(check_id) / "log.txt", 5)
-        job = job.model_copy(
-            update={"status": "failed", "error": f"the process of the check was ended; {log_tail}"}
-        )
-    return job
-
-
-def wait_for_check_job(check_id: str, report_progress: ReportProgress) -> EnvironmentCheck:
-    """Return what the check has found, after waiting at most `MAX_TEST_WAIT_S` seconds."""
-    started_at, reported_s = time.monotonic(), 0.0
-    while (job := refresh_check_job(check_id)).status == "running" and (
-        elapsed_s := time.monotonic() - started_at
-    ) < MAX_TEST_WAIT_S:
-        if elapsed_s - reported_s > PROGRESS_INTERVAL_S:
-            reported_s = elapsed_s
-            report_progress(round(elapsed_s, 1), MAX_TEST_WAIT_S, f"{len(job.lines)} checks done")
-        time.sleep(POLL_INTERVAL_S)
-    return _build_answer(job)
-
-
-def _build_answer(job: CheckJob) -> EnvironmentCheck:
-    repeat_call = f'rl_check_environment(check_id="{job.check_id}")'
-    failures = [f"{line.name}: {line.message}" for line in job.lines if line.status == "failed"]
-    if job.status == "running":
-        message, steps = f"the check is still running; {repeat_call} waits for it", [repeat_call]
-    elif job.error or failures:
-        message, steps = (
-            "; ".join(filter(None, [job.error, *failures])),
-            ["fix the file, then call rl_check_environment() again"],
-        )
-    else:
-        message = f"{job.environment} passed every check"
-        steps = [f'rl_select_environment(name="{job.environment}")', "rl_test_inference()"]
-    return EnvironmentCheck(
-        check_id=job.check_id,
-        status=job.status,
-        environment=job.environment,
-        environment_file=job.environment_file,
-        checks=job.lines,
-        message=message,
-        logs=str(_get_job_folder(job.check_id)),
-        next_steps=steps,
-        **({} if job.status == "running" else {"ok": not (job.error or failures)}),
-    )
-
-
 def _find_environments_folder() -> Path:
     """Return the folder for new files: the last one that environments are searched in, but the
     home's rather than the installed package's.
@@ -201,80 +103,114 @@ def _find_environments_folder() -> Path:
     return folders[-1]
 
 
-def _get_jobs_folder() -> Path:
-    return paths.home() / "checks"
+def _start_process(check: InferenceTest, *, install: bool) -> None:
+    """Start the process of a check, which goes on when the agent's process ends."""
+    checks = open_checks()
+    command = [sys.executable, "-P", "-m", "lachesis.agent_tools.environment_checks"]
+    command += [check.test_id, *(["--install"] if install else [])]
+    # The lock is held as long as the process is alive.
+    with checks.get_run_dir(check.test_id).hold_alive_lock() as lock:
+        log = checks.dir(check.test_id) / LOG_NAME
+        process = ManagedProcess("check", command, log, pass_fds=(lock,))
+        process.start()
+    process.leave_running()
 
 
-def _get_job_folder(check_id: str) -> Path:
-    return _get_jobs_folder() / check_id
+def read_check(check_id: str) -> InferenceTest:
+    """Return the current state of a check; one whose process is gone has failed.
 
-
-def _load_job(check_id: str) -> CheckJob:
-    file = _get_job_folder(check_id) / "check.json"
-    if not check_id.isalnum() or not file.is_file():
+    Raises:
+        UnknownTestError: There is no such check.
+        StorageError: Its file is damaged.
+    """
+    checks = open_checks()
+    try:
+        check = checks.load(check_id)
+    except UnknownTestError as error:
         raise UnknownTestError(
             f"there is no check {shorten(repr(check_id), 60)}; rl_check_environment(environment) "
-            f"starts one"
-        )
-    try:
-        return CheckJob.model_validate_json(file.read_bytes())
-    except (ValidationError, OSError) as error:
-        raise StorageError(f"{file} is damaged ({type(error).__name__}); check again") from error
+            "starts one"
+        ) from error
+    if check.has_ended or checks.get_run_dir(check_id).is_alive():
+        return check
+    log_tail = read_last_lines(checks.dir(check_id) / LOG_NAME, 5)
+    reason = f"the process of the check was ended; {log_tail}"
+    return check.model_copy(update={"status": "failed", "error": reason})
 
 
-def _save_job(job: CheckJob) -> None:
-    write_private(_get_job_folder(job.check_id) / "check.json", job.model_dump_json(indent=2))
+def wait_for_check(check_id: str, report_progress: ReportProgress) -> Json:
+    """Return the results of a check, after waiting at most `MAX_WAIT_S` seconds."""
+    started_at, reported_s = time.monotonic(), 0.0
+    while (
+        not (check := read_check(check_id)).has_ended
+        and (elapsed_s := time.monotonic() - started_at) < MAX_WAIT_S
+    ):
+        if elapsed_s - reported_s > PROGRESS_INTERVAL_S:
+            reported_s = elapsed_s
+            text = f"{len(check.stages)} checks done"
+            report_progress(round(elapsed_s, 1), MAX_WAIT_S, text)
+        time.sleep(POLL_INTERVAL_S)
+    return _build_answer(check)
 
 
-def _load_newest_jobs() -> list[CheckJob]:
-    jobs = []
-    for file in sorted(
-        _get_jobs_folder().glob("*/check.json"), key=lambda path: path.stat().st_mtime, reverse=True
-    )[:MAX_KEPT_JOBS]:
-        try:
-            jobs.append(CheckJob.model_validate_json(file.read_bytes()))
-        except (ValidationError, OSError):
-            continue  # whoever asks for that check gets the error
-    return jobs
-
-
-def _remove_old_jobs() -> None:
-    for folder in sorted(
-        _get_jobs_folder().glob("*"), key=lambda path: path.stat().st_mtime, reverse=True
-    )[MAX_KEPT_JOBS:]:
-        if not RunDir(_get_jobs_folder(), folder.name).is_alive():
-            shutil.rmtree(folder, ignore_errors=True)
+def _build_answer(check: InferenceTest) -> Json:
+    name, repeat_call = (
+        check.request.environment,
+        f'rl_check_environment(check_id="{check.test_id}")',
+    )
+    failures = [f"{line.name}: {line.message}" for line in check.stages if line.status == "failed"]
+    problems = [*([check.error] if check.error else []), *failures]
+    if not check.has_ended:
+        message, steps = f"the check is still running; {repeat_call} waits for it", [repeat_call]
+    elif problems:
+        message = "; ".join(problems)
+        steps = ["fix the file, then call rl_check_environment() again"]
+    else:
+        message = f"{name} passed every check"
+        steps = [f'rl_select_environment(name="{name}")', "rl_test_inference()"]
+    return {
+        "check_id": check.test_id,
+        "status": check.status,
+        **({"ok": not problems} if check.has_ended else {}),
+        "message": message,
+        "environment": name,
+        "environment_file": check.request.environment_file,
+        "checks": [line.model_dump(mode="json") for line in check.stages],
+        "logs": str(open_checks().dir(check.test_id)),
+        "next_steps": steps,
+    }
 
 
 def main() -> None:
     """Run one check; this is the entry point of its process."""
-    job = _load_job(sys.argv[1])
+    checks = open_checks()
+    check = checks.load(sys.argv[1])
+    folder, request = checks.dir(check.test_id), check.request
 
     def record_line(line: CheckResult) -> None:
-        job.lines.append(CheckLine(**asdict(line)))
-        _save_job(job)
+        check.stages.append(
+            Stage(name=line.name, status=line.status, seconds=line.seconds, message=line.message)
+        )
+        checks.save(check)
 
     try:
-        if job.install:
-            requirements.install_requirements(Path(job.environment_file))
+        if "--install" in sys.argv:
+            requirements.install_requirements(Path(request.environment_file))
         store = RunStore()
-        spec = LaunchSpec(environment=job.environment, model=job.model, by_agent=True)
+        spec = LaunchSpec(environment=request.environment, model=request.spec.model, by_agent=True)
         resolved = resolve_launch(store, spec, schema_timeout_s=2 * SCHEMA_TIMEOUT_S)
         build_tiny_model(store, resolved.config, lambda done, total: None)
-        run_environment_checks(
-            resolved.environment,
-            resolved.config,
-            _get_job_folder(job.check_id),
-            record_line,
-        )
-        job.status = "completed"
+        run_environment_checks(resolved.environment, resolved.config, folder, record_line)
+        check.status = "completed"
     except LachesisError as error:
-        job.status, job.error = "failed", str(error)
+        check.status, check.error = "failed", str(error)
     except Exception as error:
-        job.status, job.error = "failed", f"an error in Lachesis: {type(error).__name__}: {error}"
+        check.status = "failed"
+        check.error = f"an error in Lachesis: {type(error).__name__}: {error}"
         raise
     finally:
-        _save_job(job)
+        check.ended_at = now_iso()
+        checks.save(check)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 from lachesis import __version__
-from lachesis.agent_tools import views
-from lachesis.agent_tools.draft import AgentSession
-from lachesis.agent_tools.schemas import ServiceHealth
-from lachesis.agent_tools.session import SessionState
+from lachesis.agent_tools.answers import drop_empty
+from lachesis.agent_tools.session import AgentSession, SessionState
 from lachesis.base import paths
 from lachesis.base.api_keys import describe_places, read_key
 from lachesis.base.errors import ConfigError, LachesisError
+from lachesis.base.json_text import Json
 from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.operations.environments import scan_environments
@@ -26,7 +25,7 @@ from lachesis.operations.server import (
 )
 
 
-def check_health(session: AgentSession) -> ServiceHealth:
+def check_health(session: AgentSession) -> Json:
     """Return whether the parts that a run needs are available; a missing part is reported, not
     raised.
     """
@@ -58,21 +57,21 @@ def check_health(session: AgentSession) -> ServiceHealth:
         f"{describe_places()}"
         for key in missing
     ]
-    return ServiceHealth(
-        status="degraded" if problems else "ok",
-        version=__version__,
-        problems=problems,
-        prefect_url=find_api_url(),
-        profile=profile,
-        missing_keys=missing,
-        environments_discovered=len(scan.environments),
-        current_environment=state.draft.environment if state.draft else None,
-        active_runs=[record.run_id for record in session.store.all() if not record.has_ended],
-        max_runs=get_max_runs(),
-        session=session.session_file.name,
-        home=str(paths.home()),
-        **views.drop_empty(note=note),
-    )
+    return {
+        "status": "degraded" if problems else "ok",
+        "version": __version__,
+        "problems": problems,
+        "prefect_url": find_api_url(),
+        "profile": profile,
+        "missing_keys": missing,
+        "environments_discovered": len(scan.environments),
+        "current_environment": state.draft.environment if state.draft else None,
+        "active_runs": [record.run_id for record in session.store.all() if not record.has_ended],
+        "max_runs": get_max_runs(),
+        "session": session.session_file.name,
+        "home": str(paths.home()),
+        **drop_empty(note=note),
+    }
 
 
 MIN_PYTHON = (3, 11)

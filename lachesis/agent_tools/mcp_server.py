@@ -1,8 +1,4 @@
-"""Serve the tools as an MCP server, over stdio or streamable HTTP.
-
-Over MCP, stopping a run on a profile that may cost money is a preview until the call has
-`confirm=true`, as starting one is over every interface.
-"""
+"""Serve the tools as an MCP server, over stdio or streamable HTTP."""
 
 from __future__ import annotations
 
@@ -22,22 +18,16 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from lachesis import __version__
-from lachesis.agent_tools.draft import AgentSession
 from lachesis.agent_tools.health_check import find_skill
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import SLOW_TOOLS, TOOLS, AgentTool, CallContext
-from lachesis.base.errors import ArgumentsError, LachesisError
+from lachesis.base.errors import LachesisError
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.json_text import Json, error_to_payload, to_compact_json
 
 Context = ServerRequestContext[Any, Any]
 SESSION_HEADER = "x-lachesis-session"
 SKILL_URI = "lachesis://skill"
-CONFIRM_SCHEMA = {
-    "type": "boolean",
-    "default": False,
-    "description": "On a profile that may cost money, nothing is done without it and the answer is "
-    "a preview",
-}
 # Maximum number of calls that wait for an inference test at once, while other calls are answered.
 MAX_WAITING_CALLS = 100
 INSTRUCTIONS = (
@@ -102,10 +92,9 @@ class _RequestHandlers:
         def run_tool() -> types.CallToolResult:
             try:
                 call_context = CallContext(self.open_session(context), report_progress)
-                arguments, preview = _split_confirmation(tool, params.arguments or {})
             except LachesisError as error:
                 return _make_result(error_to_payload(error), error)
-            return _make_result(*tool.run_safely(call_context, arguments, preview=preview))
+            return _make_result(*tool.run_safely(call_context, params.arguments))
 
         # A call that waits for a test takes a thread for up to half a minute. With a limiter of
         # their own such calls leave the default threads to all others.
@@ -140,15 +129,12 @@ class _RequestHandlers:
 
 @functools.cache
 def _describe_tool(tool: AgentTool) -> types.Tool:
-    schema = tool.input_schema
-    if tool.preview is not None:
-        schema = {**schema, "properties": {**schema["properties"], "confirm": CONFIRM_SCHEMA}}
     hints = tool.hints
     return types.Tool(
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=schema,
+        input_schema=tool.input_schema,
         annotations=types.ToolAnnotations(
             title=tool.title,
             read_only_hint=hints.read_only,
@@ -157,23 +143,6 @@ def _describe_tool(tool: AgentTool) -> types.Tool:
             open_world_hint=hints.open_world,
         ),
     )
-
-
-def _split_confirmation(tool: AgentTool, arguments: Json) -> tuple[Json, bool]:
-    """Return the tool's own arguments, and whether the call is only to be previewed.
-
-    Raises:
-        ArgumentsError: `confirm` is not a boolean.
-    """
-    if tool.preview is None:
-        return arguments, False
-    tool_arguments = {key: value for key, value in arguments.items() if key != "confirm"}
-    confirm = arguments.get("confirm", False)
-    if not isinstance(confirm, bool):
-        raise ArgumentsError(
-            f"{tool.name}: confirm is {str(confirm)[:50]!r}; allowed: true or false"
-        )
-    return tool_arguments, not confirm
 
 
 def _make_result(answer: Json, error: LachesisError | None) -> types.CallToolResult:

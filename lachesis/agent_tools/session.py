@@ -1,4 +1,4 @@
-"""Keep the state of each session on disk: its draft, its starts, and its last reports.
+"""Keep the state of each agent's session on disk: its draft, starts, previews and last reports.
 
 Whoever connects the agent names its session. Agents with different names do not affect each other;
 an agent that is killed and comes back under its name continues where it was. The file is::
@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,22 @@ from lachesis.base import paths
 from lachesis.base.errors import ConfigError, RunStateError, StorageError
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
+from lachesis.runs.store import RunStore
 
+# Seconds that a call waits for a result, and for an environment's schema; clients give up on a call
+# after 30 to 60 seconds.
+MAX_WAIT_S, SCHEMA_TIMEOUT_S = 25.0, 25.0
+# Seconds between two reports of progress while a call waits.
+PROGRESS_INTERVAL_S = 2.0
+# Receives the seconds waited, the maximum wait in seconds, and a text. The first number grows with
+# each call, as MCP requires.
+ReportProgress = Callable[[float, float, str], None]
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 MAX_KEPT_STARTS = 1000
 MAX_KEPT_REPORTS = 200
-LOCK_TIMEOUT_S = 5.0
+MAX_KEPT_PREVIEWS = 20
+# Reading and writing the state takes milliseconds; a start with its checks up to a minute.
+LOCK_TIMEOUT_S, WORK_TIMEOUT_S = 5.0, 60.0
 
 
 def make_session_name(folder: Path | None = None) -> str:
@@ -69,12 +80,17 @@ class SessionState(BaseModel):
     draft: LaunchSpec | None = None
     """What would be started now."""
     starts: list[StartedRun] = []
+    previews: list[str] = []
+    """Fingerprints of the previews that were shown and not agreed to yet, the newest last."""
     last_reports: dict[str, LastReport] = {}
     test: RequestedTest | None = None
 
 
 class SessionFile:
-    """The state file of one session. `change` is atomic, also between processes."""
+    """The state file of one session. `change` is atomic, also between processes.
+
+    No call of a session holds its lock while it works, so that calls do not wait for each other.
+    """
 
     def __init__(self, name: str, home: Path | None = None) -> None:
         """Open the session's file.
@@ -131,19 +147,20 @@ class SessionFile:
         """Yield the state for changing in place, and write it when the block ends without an error.
 
         Raises:
-            RunStateError: Another call of this session takes too long.
+            RunStateError: The lock is not free after some seconds.
         """
         with self._hold_lock():
             state = self._read_or_set_aside()
             original = state.model_copy(deep=True)
             yield state
             # an unchanged state is not written again, because a write can fail
-            if state not in (original, self._parse()):
+            if state != original:
                 self.write(state)
 
     def write(self, state: SessionState) -> None:
         """Replace the file inside `change`, for what must be kept even if the process is killed."""
         state.starts = state.starts[-MAX_KEPT_STARTS:]
+        state.previews = state.previews[-MAX_KEPT_PREVIEWS:]
         reports = state.last_reports
         newest_run_ids = sorted(reports, key=lambda run_id: reports[run_id].reported_at)
         state.last_reports = {
@@ -152,13 +169,48 @@ class SessionFile:
         write_private(self.file, state.model_dump_json(indent=2))
 
     @contextlib.contextmanager
-    def _hold_lock(self) -> Iterator[None]:
+    def hold(self, work: str) -> Iterator[None]:
+        """Let only one call at a time do this work; calls that do other work do not wait.
+
+        Raises:
+            RunStateError: Another call does the same work for too long.
+        """
+        with self._hold_lock(f".{work}", WORK_TIMEOUT_S):
+            yield
+
+    @contextlib.contextmanager
+    def _hold_lock(self, suffix: str = "", timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         timeout_error = RunStateError(
-            f"another call of session {self.name} has not ended after {LOCK_TIMEOUT_S:.0f} s; try "
-            "again"
+            f"another call of session {self.name} has not ended after {timeout_s:.0f} s; try again"
         )
-        lock_file = self.file.with_name(f".{self.name}.lock")
-        with hold_file_lock(lock_file, timeout_s=LOCK_TIMEOUT_S, timeout_error=timeout_error):
+        lock_file = self.file.with_name(f".{self.name}{suffix}.lock")
+        with hold_file_lock(lock_file, timeout_s=timeout_s, timeout_error=timeout_error):
             yield
+
+
+class AgentSession:
+    """Name a session and the runs of its home.
+
+    Raises:
+        ConfigError: The name cannot be used as a file name.
+    """
+
+    def __init__(self, name: str, store: RunStore | None = None) -> None:
+        self.store = store or RunStore()
+        self.session_file = SessionFile(name, self.store.home)
+
+    def require_draft(self) -> LaunchSpec:
+        """Return the draft.
+
+        Raises:
+            RunStateError: No environment is selected.
+        """
+        draft = self.session_file.read().draft
+        if draft is None:
+            raise RunStateError(
+                f"no environment is selected in session {self.session_file.name}: call "
+                "rl_select_environment(name) first; rl_list_environments() shows the names"
+            )
+        return draft

@@ -45,7 +45,7 @@ NewLimits = Annotated[
     dict[str, Any] | None,
     Field(
         max_length=10,
-        description='With resume: new budgets, such as {"max_tokens": 500000}, when one is used up',
+        description='With resume: new limits, as in {"max_tokens": 500000}, if one was reached',
     ),
 ]
 TestedModels = Annotated[
@@ -62,7 +62,7 @@ TestPrompts = Annotated[
     Field(
         min_length=1,
         max_length=50,
-        description="Prompts of your own, answered and scored instead of items",
+        description="Your own prompts, answered and scored instead of the environment's items",
     ),
 ]
 IdempotencyKey = Annotated[
@@ -70,11 +70,10 @@ IdempotencyKey = Annotated[
     Field(min_length=1, max_length=200, description="The same key returns the same run"),
 ]
 Confirm = Annotated[
-    bool,
+    Annotated[bool, Field(strict=True)] | Annotated[str, Field(strict=True, max_length=100)],
     Field(
-        strict=True,
-        description="On a profile that may cost money, nothing is done without it and the answer "
-        "is a preview; a draft with max_cost_usd needs none",
+        description="Agrees to the preview with this fingerprint; true agrees to the last preview, "
+        "if nothing has changed since. Anything else gives a new preview",
     ),
 ]
 RequireValidation = Annotated[
@@ -104,6 +103,9 @@ RolloutStep = Annotated[int | None, Field(ge=-1, description="One step only; -1 
 RolloutOrder = Annotated[
     Literal["worst", "best", "first", "invalid"],
     Field(description="By score, as they came, or those that could not be scored or trained on"),
+]
+Cursor = Annotated[
+    int, Field(ge=0, le=1_000_000, description="`next_cursor` of the answer before, or 0")
 ]
 RolloutItem = Annotated[
     str | None,

@@ -1,6 +1,7 @@
 """Define what a tool is, and enter functions into the table of tools.
 
-A tool is a function whose signature defines the JSON schemas of its arguments and of its answer.
+A tool is a function whose signature defines the JSON schema of its arguments, and whose answer is a
+JSON object.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from lachesis.agent_tools.draft import AgentSession, ReportProgress
+from lachesis.agent_tools.answer_size import shorten_answer
+from lachesis.agent_tools.session import AgentSession, ReportProgress
 from lachesis.base.errors import ArgumentsError, LachesisError, StorageError
-from lachesis.base.json_text import Json, ResponseModel, error_to_payload, to_compact_json
+from lachesis.base.json_text import Json, error_to_payload, to_compact_json
 from lachesis.config.run_config import format_validation_error
 
 log = logging.getLogger(__name__)
@@ -46,14 +48,10 @@ class CallContext:
 
 @dataclass(frozen=True)
 class AgentTool:
-    """Describe one tool.
+    """Describe one tool."""
 
-    `preview`, if present, returns what a call would do on a profile that may cost money.
-    """
-
-    function: Callable[..., ResponseModel]
+    function: Callable[..., Json]
     hints: ToolHints
-    preview: Callable[..., ResponseModel | None] | None = None
 
     @property
     def name(self) -> str:
@@ -87,16 +85,8 @@ class AgentTool:
         schema: Json = self.arguments.model_json_schema()
         return {key: value for key, value in schema.items() if key != "title"}
 
-    @functools.cached_property
-    def output_schema(self) -> Json:
-        answer_type: type[ResponseModel] = get_type_hints(self.function)["return"]
-        schema: Json = answer_type.model_json_schema(mode="serialization")
-        return schema
-
-    def run(
-        self, context: CallContext, arguments: Json | None, *, preview: bool = False
-    ) -> ResponseModel:
-        """Return the answer of a call, or with `preview` what a paid call would do.
+    def run(self, context: CallContext, arguments: Json | None) -> Json:
+        """Return the answer of a call as JSON of at most 40 kB.
 
         Raises:
             LachesisError: The arguments are invalid, or the tool fails.
@@ -115,33 +105,25 @@ class AgentTool:
                 f"{self.name}: {format_validation_error(error)} (arguments: {allowed_names})"
             ) from error
         values = {name: getattr(validated_arguments, name) for name in self.arguments.model_fields}
-        if (
-            preview
-            and self.preview is not None
-            and (preview_answer := self.preview(context, **values)) is not None
-        ):
-            return preview_answer
-        return self.function(context, **values)
+        return shorten_answer(self.function(context, **values))
 
     def run_safely(
-        self, context: CallContext, arguments: Json | None, *, preview: bool = False
+        self, context: CallContext, arguments: Json | None
     ) -> tuple[Json, LachesisError | None]:
         """Return the answer as JSON and None, or an error as JSON and the error; never raise."""
-        return run_catching_errors(
-            lambda: self.run(context, arguments, preview=preview).to_payload()
-        )
+        return run_catching_errors(lambda: self.run(context, arguments))
 
     def run_as_text(self, session_name: str, arguments: Json | None) -> str:
         """Return the answer or the error for a named session as JSON text; never raise."""
         return to_compact_json(
             run_catching_errors(
-                lambda: self.run(CallContext(AgentSession(session_name)), arguments).to_payload()
+                lambda: self.run(CallContext(AgentSession(session_name)), arguments)
             )[0]
         )
 
 
 def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
-    """Return what `make_answer()` returns and None, or its error as JSON and the error; never
+    """Return the result of `make_answer()` and None, or its error as JSON and the error; never
     raise.
     """
     try:
@@ -184,15 +166,13 @@ TOOLS: dict[str, AgentTool] = {}
 JsonTextFunction = Callable[..., Coroutine[Any, Any, str]]
 
 
-def tool(
-    hints: ToolHints, preview: Callable[..., ResponseModel | None] | None = None
-) -> Callable[[Callable[..., ResponseModel]], JsonTextFunction]:
+def tool(hints: ToolHints) -> Callable[[Callable[..., Json]], JsonTextFunction]:
     """Add a function to the table of tools, and replace it by an async function that returns JSON
     text.
     """
 
-    def register(function: Callable[..., ResponseModel]) -> JsonTextFunction:
-        registered_tool = AgentTool(function, hints, preview)
+    def register(function: Callable[..., Json]) -> JsonTextFunction:
+        registered_tool = AgentTool(function, hints)
         TOOLS[registered_tool.name] = registered_tool
         names = list(registered_tool.arguments.model_fields)
 

@@ -25,8 +25,8 @@ def wilson_interval(successes: float, items: int) -> tuple[float, float]:
     """
     if items < 1 or not 0 <= successes <= items:
         raise ValueError(
-            f"{successes} of {items} is not a share; allowed: 0 to the number of items, at least "
-            f"one item"
+            f"{successes} of {items} is not a proportion; allowed: 0 to the number of items, of "
+            "which there is at least one"
         )
     share, z_squared = successes / items, Z_95**2
     middle = (share + z_squared / (2 * items)) / (1 + z_squared / items)

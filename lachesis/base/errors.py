@@ -1,4 +1,5 @@
-"""Every error this project raises, with a stable code that programs may match on.
+"""Every error this project raises, with a stable code that programs may match on, and its HTTP
+status.
 
 Errors that no program would tell apart have the same code.
 
@@ -54,6 +55,7 @@ class LachesisError(Exception):
     """The base of all errors; `details` holds further keys for programs, such as `available`."""
 
     code = "lachesis_error"
+    http_status = 500
 
     def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
@@ -68,24 +70,28 @@ class ConfigError(LachesisError, ValueError):
     """Report a configuration that cannot be used."""
 
     code = "config"
+    http_status = 400
 
 
 class UnknownFieldError(ConfigError, LookupError):
     """Neither the project nor the environment has a field of this name."""
 
     code = "unknown_field"
+    http_status = 404
 
 
 class LockedFieldError(ConfigError, PermissionError):
     """The profile does not let its users change this field."""
 
     code = "locked_field"
+    http_status = 403
 
 
 class PolicyError(ConfigError, PermissionError):
     """The owner's policy does not let agents do this."""
 
     code = "policy"
+    http_status = 403
 
 
 class FieldValueError(ConfigError):
@@ -98,18 +104,21 @@ class ArgumentsError(ConfigError, TypeError):
     """An argument of a tool is missing, unknown, of the wrong type or out of range."""
 
     code = "arguments"
+    http_status = 422
 
 
 class RLEnvironmentError(LachesisError):
     """An environment file cannot be used."""
 
     code = "environment"
+    http_status = 409
 
 
 class UnknownEnvironmentError(RLEnvironmentError, LookupError):
     """No environment of that name was found."""
 
     code = "unknown_environment"
+    http_status = 404
 
 
 class EnvironmentLoadError(RLEnvironmentError, ImportError):
@@ -133,15 +142,20 @@ class StageError(RLEnvironmentError):
 class EnvironmentTimeoutError(RLEnvironmentError, TimeoutError):
     """Importing the environment file took too long."""
 
+    http_status = 504
+
 
 class RunError(LachesisError, RuntimeError):
     """Something is wrong with one training run or test."""
+
+    http_status = 409
 
 
 class UnknownRunError(RunError, LookupError):
     """There is no run, or no test, with this id."""
 
     code = "unknown_run"
+    http_status = 404
 
 
 class UnknownTestError(UnknownRunError):
@@ -155,7 +169,7 @@ class RunStateError(RunError):
 
 
 class RunSkippedError(RunStateError):
-    """A scheduled run was skipped, because the one before it of the same schedule still lives."""
+    """A scheduled run was skipped, because an earlier run of the same schedule has not ended."""
 
 
 class ValidationMissingError(RunError):
@@ -192,18 +206,21 @@ class BatchError(LachesisError, ValueError):
     """The batch of scored rollouts cannot be trained on."""
 
     code = InvalidGroupsError.code
+    http_status = 409
 
 
 class CheckpointError(LachesisError):
     """A checkpoint is missing, incomplete or unreadable."""
 
     code = "checkpoint"
+    http_status = 409
 
 
 class WeightSyncError(LachesisError):
     """The weights that environments sample from differ from those in training."""
 
     code = "weight_sync"
+    http_status = 409
 
 
 class EngineRequestError(LachesisError, ValueError):
@@ -212,72 +229,84 @@ class EngineRequestError(LachesisError, ValueError):
     """
 
     code = "engine_request"
+    http_status = 400
 
 
 class ModelNotFoundError(LachesisError, FileNotFoundError):
     """The model of this name or path cannot be loaded."""
 
     code = "model_not_found"
+    http_status = 404
 
 
 class UnsupportedModelError(LachesisError):
     """The engine can load the model but cannot sample from it."""
 
     code = "unsupported_model"
+    http_status = 409
 
 
 class InsufficientMemoryError(LachesisError):
-    """A model, or one sequence of it, needs more memory than the device has."""
+    """A model, or a single sequence, needs more memory than the device has."""
 
     code = UnsupportedModelError.code
+    http_status = 409
 
 
 class MissingDependencyError(LachesisError, ImportError):
     """An optional package is not installed."""
 
     code = "missing_dependency"
+    http_status = 409
 
 
 class MissingKeyError(LachesisError):
     """A key that the profile needs is not in the environment variables."""
 
     code = "missing_key"
+    http_status = 409
 
 
 class BillingError(LachesisError):
     """The provider asks for payment before it goes on."""
 
     code = "billing"
+    http_status = 402
 
 
 class SessionLostError(LachesisError):
     """The Tinker server has ended the session of a run; its checkpoints are kept."""
 
     code = "server_down"
+    http_status = 503
 
 
 class ServerDownError(LachesisError, ConnectionError):
     """A service does not answer."""
 
     code = "server_down"
+    http_status = 503
 
 
 class ServerProtocolError(LachesisError):
     """A Tinker server answers in another way than the protocol says."""
 
     code = "server_protocol"
+    http_status = 502
 
 
 class PortInUseError(LachesisError, OSError):
     """Another process already listens on the port."""
 
     code = ConfigError.code
+    http_status = 409
 
 
 class StorageError(LachesisError, OSError):
     """The disk refused to read or write a file."""
 
     code = "storage"
+    http_status = 507
 
 
 @functools.cache

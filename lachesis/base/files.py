@@ -103,7 +103,7 @@ _given_contents: dict[Path, bytes] = {}
 
 
 def give_content(file: Path, content: bytes) -> None:
-    """Let `read_cached` return what the parent of this process has read of a file."""
+    """Let `read_cached` use the content of a file that the parent of this process has read."""
     _given_contents[file] = content
 
 
@@ -125,8 +125,8 @@ def _read_content(file: Path, state: tuple[int, int, int]) -> bytes:
 
 
 def read_or_create_secret(path: Path) -> str:
-    """Return the secret in a file; create a random one, readable by its owner only, if there is
-    none.
+    """Return the secret in a file; create the file with a random secret, readable by its owner
+    only, if it is missing.
 
     Raises:
         StorageError: The file cannot be read or written, or is empty.

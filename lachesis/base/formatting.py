@@ -45,8 +45,10 @@ def format_setting(value: Any) -> str:
     return str(value)
 
 
-def format_decimal(value: float) -> str:
+def format_decimal(value: float | None, missing: str = MISSING) -> str:
     """Return a number without an exponent where that is short, as in `0.00004`."""
+    if value is None:
+        return missing
     if not 1e-6 <= abs(value) < 1e15 and value:
         text = f"{value:.3g}"
     elif value == int(value):
@@ -101,6 +103,15 @@ def shorten_count(number: float) -> str:
             return f"{value:.3g}{letter}" if letter else f"{value:.0f}"
         value /= 1000
     return f"{value:,.3g} G" if abs(value) < 999.5 else f"{value:,.0f} G"
+
+
+def keep_ends(text: str, max_characters: int) -> str:
+    """Shorten a long string by its middle, and say how many characters were left out."""
+    if len(text) <= max_characters:
+        return text
+    half = max_characters // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]} … ({left_out:,} more characters) … {text[-half:]}"
 
 
 _NUMBER_WORDS = (

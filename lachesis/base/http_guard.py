@@ -187,10 +187,12 @@ class HttpGuard:
             allowed = ", ".join(sorted(self.hosts))
             return "host_not_allowed", f"Host {host[:100]!r} is not served here; allowed: {allowed}"
         if origin and _parse_netloc(origin) != host:  # Only pages of this server may call it.
-            message = f"pages of {origin[:100]!r} cannot call this server; allowed: its own pages"
+            message = (
+                f"web pages from {origin[:100]!r} may not call this server; only its own pages may"
+            )
             return "origin_not_allowed", message
         if self._is_cross_site(headers):
-            message = "pages of other sites cannot call this server; allowed: its own pages"
+            message = "web pages from other sites may not call this server; only its own pages may"
             return "cross_site_request", message
         return None
 

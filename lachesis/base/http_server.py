@@ -37,7 +37,7 @@ class ReceiveDeadlineProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, mis
         self._restart_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the next part of the request, if this was not the last one."""
+        """Wait for the next part of the request, unless the request is complete."""
         super().data_received(data)
         # Single bytes of a head do not prolong the time that it has.
         if self._deadline is None or not self._is_head_awaited():

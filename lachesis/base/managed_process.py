@@ -174,7 +174,7 @@ class ManagedProcess:
         self._started_at, self._died_at = time.monotonic(), 0.0
 
     def leave_running(self) -> None:
-        """Let the process outlive this one; meanwhile, it leaves no zombie when it ends."""
+        """Let the process outlive its parent; if it ends before its parent, it leaves no zombie."""
         assert self.process is not None
         threading.Thread(target=self.process.wait, name=self.name, daemon=True).start()
 

@@ -64,8 +64,8 @@ def _is_project(folder: Path) -> bool:
 
 
 def environment_dirs() -> list[Path]:
-    """Return where environments are searched: the folder of the project, then the one in the home,
-    then `$LACHESIS_ENVIRONMENTS`.
+    """Return the folders searched for environments: the project, the home,
+    `$LACHESIS_ENVIRONMENTS`.
 
     That variable holds folders and files, separated as in `$PATH`.
     """

@@ -97,9 +97,8 @@ def make_access_error(status: int, detail: str, url: str) -> MissingKeyError | B
             "account of the key, then go on with `lachesis resume RUN`"
         )
     return MissingKeyError(
-        f"the Tinker server at {url} refuses the key in TINKER_API_KEY (HTTP {status}: {detail}); "
-        "set a valid one, start `lachesis serve` again with it, and go on with `lachesis resume "
-        "RUN`"
+        f"the Tinker server at {url} rejected the key in TINKER_API_KEY (HTTP {status}: {detail}); "
+        "set a valid key, restart `lachesis serve`, then run `lachesis resume RUN`"
     )
 
 
@@ -146,7 +145,9 @@ def name_refused_answers() -> Iterator[None]:
 
 
 def wait_for_sdk(result: object) -> Any:
-    """Return what an operation of the SDK returned, or the result of its future. This blocks."""
+    """Return the result of an operation of the SDK, waiting for its future if it returned a future.
+    This blocks.
+    """
     get_result = getattr(result, "result", None)
     if get_result is None:
         return result

@@ -142,7 +142,7 @@ def _download_file(url: str, file: Path, sleep: Callable[[float], None] = time.s
 
 
 def _continue_download(url: str, file: Path) -> None:
-    """Append to a file what it lacks."""
+    """Download the missing rest of a file."""
     size = file.stat().st_size if file.exists() else 0
     headers = {"range": f"bytes={size}-"} if size else {}
     with (

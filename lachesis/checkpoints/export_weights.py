@@ -36,7 +36,7 @@ def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
 
 
 class BetterCheckpoint(BaseModel):
-    """Describe a checkpoint that is better than the newest one."""
+    """Describe a checkpoint that is better than the newest checkpoint."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
@@ -73,9 +73,7 @@ class WeightLocations(BaseModel):
 
 
 def find_weights(run_dir: RunDir) -> WeightLocations:
-    """Return where the weights of a run's newest checkpoint are, and of a better one if there is
-    one.
-    """
+    """Return the place of the weights of a run's newest checkpoint, and of a better checkpoint."""
     checkpoints = Checkpoints(run_dir.checkpoints)
     newest = checkpoints.find_newest()
     if newest is None:
@@ -195,7 +193,7 @@ def find_earlier_export(
 
 
 def _compare_with_others(run_dir: RunDir, manifest: Manifest, *, is_last: bool) -> dict[str, Any]:
-    """Return what the note says about newer or better checkpoints than the exported one."""
+    """Return the note about checkpoints that are newer or better than the exported checkpoint."""
     note: dict[str, Any] = {}
     if is_last and (warning := Checkpoints(run_dir.checkpoints).describe_skipped(manifest)):
         note["warning"] = warning

@@ -36,8 +36,8 @@ class StoredFile(BaseModel):
 
 
 class Probe(BaseModel):
-    """Hold a text and the log-probability of each token except the first, as the training server
-    computed.
+    """Hold token ids and the log-probability of each token except the first, computed by the
+    training server.
     """
 
     tokens: list[int]
@@ -45,7 +45,7 @@ class Probe(BaseModel):
 
 
 class HeldOutResult(BaseModel):
-    """Hold what the weights of a checkpoint achieved on items that are never trained on."""
+    """Hold the result of a checkpoint's weights on items that are never trained on."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 

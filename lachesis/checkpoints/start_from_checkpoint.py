@@ -1,4 +1,4 @@
-"""Start a new run from a checkpoint of another one.
+"""Start a new run from a checkpoint of another run.
 
 It continues with the checkpoint's weights and Adam's moments, at step 0, with any configuration
 that fits the adapter.
@@ -6,17 +6,12 @@ that fits the adapter.
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError
 from lachesis.base.files import copy_private, make_private_folder, storage_errors
 from lachesis.checkpoints.manifests import LAST, Checkpoints, Manifest
 from lachesis.config.run_config import RunConfig
-from lachesis.environment_catalog.lookup import get_name_or_file
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
@@ -97,55 +92,3 @@ def find_source(store: RunStore, reference: str) -> ForkSource:
     except (RunStateError, CheckpointError) as error:
         raise type(error)(f"run {run_id} (status {record.status}): {error}") from error
     return ForkSource(record, run_dir, manifest)
-
-
-def format_edits(
-    edits: Mapping[str, str], set_fields: Mapping[str, Any], *, from_checkpoint: bool = False
-) -> list[str]:
-    """Return the options of `lachesis train` that set what a run has set, and the edits, which have
-    priority.
-
-    Supervised fine-tuning, which the weights of a checkpoint have had, is not repeated.
-    """
-    # Further environments are options of their own.
-    left_out = {"mixture", *(name.rpartition(".")[2] for name in edits)}
-    settings = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in set_fields.items()
-        if name.rpartition(".")[2] not in left_out
-        and not (from_checkpoint and name.startswith("tinker.sft_"))
-    }
-    return [
-        option
-        for name, value in {**settings, **edits}.items()
-        for option in ("--set", f"{name}={value}")
-    ]
-
-
-def advice(
-    record: RunRecord, run_dir: RunDir, fields: Iterable[str], purpose: str = "change other fields"
-) -> str:
-    """Return the end of an error message: how to start a new run with other values of `fields`."""
-    environment = get_name_or_file(record.environment, record.environment_file)
-    mixture = read_effective_config(run_dir).env.mixture
-    mixture_options = [
-        part
-        for name, settings in mixture.items()
-        for part in ("--with", f"{name}={settings.get('weight', 1)}")
-    ]
-    profile_options = [] if record.profile == "embedded" else ["--profile", record.profile]
-    newest = Checkpoints(run_dir.checkpoints).find_newest()
-    edits = format_edits(
-        {name: "VALUE" for name in fields}, record.set_fields, from_checkpoint=bool(newest)
-    )
-    if newest:
-        source = f"{record.run_id}@{newest.step}"
-        source_options, start = ["--from", source], f'start_from="{source}"'
-        source_text = f"from its weights of step {newest.step}"
-    else:
-        source_options, start = ["--model", record.base_model], ""
-        source_text = "on the same environment"
-    options = [*mixture_options, *profile_options, *source_options, *edits]
-    command = shlex.join(["lachesis", "train", environment, *options])
-    tool_calls = f"rl_select_environment, rl_edit_config and rl_start_training({start})"
-    return f"; to {purpose}, start a new run {source_text}: `{command}`, or {tool_calls}"

@@ -50,8 +50,8 @@ GROUPS: dict[str, list[tuple[str, str, str, str]]] = {
          "lachesis demo --steps 20"),
         ("serve", "servers:serve",
          "Start the Prefect server and the runner here; Ctrl-C ends both.", "lachesis serve"),
-        ("doctor", "doctor:doctor", "Check this machine, say how to get what is missing, and find "
-         "leftovers of dead runs.", "lachesis doctor --fix"),
+        ("doctor", "doctor:doctor", "Check this machine, explain how to install what is missing, "
+         "and find what crashed runs left behind.", "lachesis doctor --fix"),
         ("completion", "servers:completion",
          "Print the code with which a shell completes commands and options.",
          'eval "$(lachesis completion bash)"'),
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _describe_usage_error(error: CycloptsError, words: Sequence[str]) -> str:
-    """Return what is wrong with the words, with the nearest right one."""
+    """Return the mistake in the words of a command, with the nearest right word."""
     if isinstance(error, UnknownCommandError):
         return _describe_unknown_command(words)
     command = " ".join(words[:2])

@@ -71,7 +71,10 @@ def _resolve_checkpoint(type_: Any, tokens: Sequence[Token]) -> str:
     return resolve_checkpoint_name(RunStore(), tokens[0].value)
 
 
-RUN_HELP = "the run: its id, a beginning of it, its name (the newest run of it), or @last"
+RUN_HELP = (
+    "the run: its id or the first characters of it, its name (the newest run with that name), or "
+    "@last"
+)
 Run = Annotated[str, Parameter(help=RUN_HELP, converter=_resolve_run)]
 Runs = Annotated[tuple[str, ...], Parameter("RUN", help=RUN_HELP, converter=_resolve_runs)]
 LikeRun = Annotated[str | None, Parameter(converter=_resolve_run)]
@@ -134,7 +137,7 @@ class FollowOptions(ServeOptions):
 
 @options_class
 class LaunchOptions:
-    """Options that say what is trained and how."""
+    """Options that define the environment, the model and the settings of a training."""
 
     like: Annotated[
         LikeRun,

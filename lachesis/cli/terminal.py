@@ -37,8 +37,6 @@ STATUS_STYLES = {
     "completed": "green",
     "failed": "red",
     "stopped": "yellow",
-    "learnable": "green",
-    "broken": "red",
 }
 
 # Colours of the tones of a verdict; see `lachesis.reporting.verdict_marks`.
@@ -137,23 +135,16 @@ def format_local_time(iso_time: str) -> str:
 
 
 def localize_times(text: str) -> str:
-    """Return a text whose times in UTC are those of the reader's time zone."""
+    """Convert the UTC times in a string to the reader's time zone."""
     return UTC_TIME.sub(lambda found: format_local_time(found.group()), text)
 
 
 def shorten_middle(text: str, max_length: int) -> str:
-    """Return a text of at most `max_length` characters, with an ellipsis in its middle."""
+    """Shorten a string to at most `max_length` characters, with an ellipsis in its middle."""
     if len(text) <= max_length:
         return text
     tail = (max_length - 1) // 2
     return f"{text[: max_length - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def format_score(score: float | None) -> str:
-    """Return a score in parentheses."""
-    if score is None:
-        return "(no score)"
-    return f"({score:g})"
 
 
 # A command in backticks, or a word, with the blanks before it.
@@ -188,7 +179,7 @@ class Pairs:
 
 
 def _make_line(text: Text) -> Text:
-    """Return a text that is printed as one line, however long it is."""
+    """Return a renderable that prints a string as a single line of any length."""
     text.no_wrap, text.overflow = True, "ignore"
     text.rstrip()
     return text
@@ -209,7 +200,7 @@ def make_pairs_table(rows: Iterable[tuple[str | Text, Any]]) -> RenderableType:
 
 
 def wrap_between_words(text: Text, width: int) -> list[Text]:
-    """Return the lines of a text, broken at blanks outside of commands in backticks.
+    """Split a string into lines, broken at blanks outside of commands in backticks.
 
     A word that is wider than `width` has a line of its own.
     """

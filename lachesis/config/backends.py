@@ -114,12 +114,12 @@ def find_ignored_fields(backend: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def get_check_file(url: str) -> Path:
-    """Return the file in which `lachesis backend check` keeps what it has found about a server."""
+    """Return the file in which `lachesis backend check` keeps its results about a server."""
     return paths.home() / "backends" / "checks" / f"{paths.to_safe_name(url)}.json"
 
 
 def read_check(url: str) -> Json | None:
-    """Return what the newest check of a server has found; None if there was none."""
+    """Return the results of the newest check of a server; None if it was never checked."""
     try:
         content = json.loads(get_check_file(url).read_text())
     except (OSError, ValueError):

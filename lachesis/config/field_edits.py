@@ -26,14 +26,12 @@ from lachesis.base.errors import (
 from lachesis.base.formatting import suggest
 from lachesis.base.json_text import Json
 from lachesis.config.launch_spec import STEPS_FIELD
+from lachesis.config.locked_fields import INFRASTRUCTURE, find_lock
 from lachesis.config.owner_policy import LOCK_REASON, AgentPolicy, load_policy
-from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig, build_run_config, check_cost_limit
 from lachesis.config.run_fields import (
-    INFRASTRUCTURE,
     EnvSection,
     LimitsSection,
-    Locked,
     OpenAISection,
     RolloutsSection,
     Section,
@@ -101,16 +99,12 @@ class ConfigFields:
         self.by_name: dict[str, ConfigField] = {}
         # The environment's schema, which may be narrower than ours for fields of both.
         self.environment_properties: dict[str, Any] = {}
-        unlocked = PROFILES[profile].unlocked
         for section, model in SECTIONS.items():
             section_schema = _make_section_schema(model)
             self.definitions.update(section_schema.get("$defs", {}))
             for name, info in model.model_fields.items():
-                lock = next((item for item in info.metadata if isinstance(item, Locked)), None)
-                # A profile that costs nothing leaves some fields open that others lock.
-                if f"{section}.{name}" in unlocked:
-                    lock = None
-                agent_lock_reason = lock_reason = getattr(lock, "reason", None)
+                lock = find_lock(f"{section}.{name}", profile)
+                agent_lock_reason = lock_reason = lock.reason if lock else None
                 if lock and lock.for_agents:
                     if is_owner or self.policy.allows_field(section, name):
                         lock_reason = None
@@ -205,9 +199,7 @@ class ConfigFields:
         return field, self._check_value(field, value)
 
     def parse_value(self, field: ConfigField, value: object) -> Any:
-        """Convert a text to the type of the field without checking the value; see
-        `typed_values`.
-        """
+        """Convert a string to the type of the field, unchecked; see `typed_values`."""
         schema = field.schema
         if field.section == "env":  # The environment may allow less than we do for its fields.
             schema = self.environment_properties.get(field.name, schema)
@@ -325,7 +317,7 @@ def _reject_unusable_value(value: object) -> None:
 
 
 def describe_field(field: ConfigField, values: Mapping[str, Mapping[str, Any]]) -> Json:
-    """Return what a user sees of one field, with its value in this launch."""
+    """Return the description of one field for users, with its value in this launch."""
     return {
         "name": field.name,
         "section": field.section,

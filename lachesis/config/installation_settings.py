@@ -1,4 +1,4 @@
-"""Read what environment variables say about this installation."""
+"""Read the settings of this installation from environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define what can be launched: `LaunchSpec` is a training run, `TestSpec` an inference test.
+"""Define launches: `LaunchSpec` is a training run, `TestSpec` an inference test.
 
 Command line, launch files, `--like`, tools, HTTP, Prefect's forms and schedules are all read into
 them. `lachesis.launch.resolve` completes a spec, the record of the run or test holds it, and
@@ -162,7 +162,7 @@ class RunLimits(BaseModel):
 
 
 class _Spec(BaseModel):
-    """Hold what a training run and a test have in common."""
+    """Hold the fields that a training run and a test share."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, use_attribute_docstrings=True, protected_namespaces=()
@@ -188,7 +188,9 @@ class _Spec(BaseModel):
         return dict(self.settings)
 
     def to_parameters(self) -> Json:
-        """Return the spec as the parameters of a flow run: what is set, without secrets."""
+        """Return the spec as the parameters of a flow run: the fields that were set, without
+        secrets.
+        """
         values = self.model_dump(mode="json", exclude_defaults=True)
         values["profile"] = self.profile
         if self.settings:
@@ -303,7 +305,7 @@ def read_spec(model: type[Spec], values: Mapping[str, Any]) -> Spec:
 
 
 def _describe_problem(model: type[BaseModel], error: ValidationError) -> str:
-    """Return a sentence about the first problem, which names the parameter and what is allowed."""
+    """Describe the first problem: the parameter, its value, and the allowed values."""
     problem = error.errors()[0]
     *parents, field = (str(part) for part in problem["loc"] if part != "function-after")
     schema = model.model_json_schema()

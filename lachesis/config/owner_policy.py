@@ -9,6 +9,7 @@
       max_cost_usd_per_run: 5
       max_cost_usd_per_day: 20
       require_validation: true            # on paid profiles, before each run
+      confirm_stop: true                  # an agent's stop is a preview until it is confirmed
 
 What is left out is not restricted, apart from the locks of the profile. The owner is whoever uses
 the command line, launch files or Prefect's pages; agents use the tools, by MCP, HTTP or Hermes.
@@ -33,7 +34,7 @@ LOCK_REASON = f"the owner's {FILE_NAME} does not let agents set it"
 
 
 class AgentPolicy(Section):
-    """Say what agents may start, set and spend; None allows everything."""
+    """Hold the limits of what agents may start, set and spend; None allows everything."""
 
     environments: list[str] | None = None
     profiles: list[ProfileName] | None = None
@@ -43,6 +44,7 @@ class AgentPolicy(Section):
     max_cost_usd_per_run: float | None = Field(None, gt=0)
     max_cost_usd_per_day: float | None = Field(None, gt=0)
     require_validation: bool = True
+    confirm_stop: bool = False
 
     def allows_field(self, section: str, name: str) -> bool:
         """Return whether agents may set a field that the profile locks for them."""
@@ -78,7 +80,7 @@ class PolicyFile(Section):
 
 
 def load_policy(home: Path | None = None) -> AgentPolicy:
-    """Return what the owner's file says about agents; without a file nothing is restricted.
+    """Return the owner's policy for agents; without a file nothing is restricted.
 
     Raises:
         ConfigError: The file cannot be read or has another form.

@@ -32,8 +32,6 @@ class Profile:
     description: str
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Values of fields by section and name."""
-    unlocked: frozenset[str] = frozenset()
-    """Locked fields that this profile lets its users edit, as SECTION.NAME."""
     required_keys: tuple[str, ...] = ()
     """Environment variables that training needs."""
 
@@ -43,24 +41,6 @@ class Profile:
         return bool(self.required_keys)
 
 
-_TUNABLE = frozenset(
-    f"tinker.{name}"
-    for name in (
-        "lora_rank",
-        "learning_rate",
-        "max_token_trainer_length",
-        "save_checkpoint_interval",
-    )
-) | frozenset(
-    f"env.{name}"
-    for name in (
-        "total_steps",
-        "max_token_length",
-        "steps_per_eval",
-        "max_batches_offpolicy",
-        "worker_timeout",
-    )
-)
 PROFILES: dict[str, Profile] = {
     "embedded": Profile(
         "embedded",
@@ -82,13 +62,11 @@ PROFILES: dict[str, Profile] = {
                 "final_evaluation": True,
             },
         },
-        unlocked=_TUNABLE,
     ),
     "tinker": Profile("tinker", "the Tinker cloud", required_keys=("TINKER_API_KEY",)),
     "custom": Profile(
         "custom",
         "another server that speaks the Tinker protocol",
-        unlocked=_TUNABLE,
         required_keys=("TINKER_BASE_URL", "TINKER_API_KEY"),
     ),
 }

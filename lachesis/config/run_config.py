@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -19,7 +19,6 @@ from lachesis.config.backends import check_backend_name, find_ignored_fields
 from lachesis.config.prices import Prices, find_hourly_price, find_prices
 from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
 from lachesis.config.run_fields import (
-    INFRASTRUCTURE,
     EnvSection,
     LimitsSection,
     OpenAISection,
@@ -48,9 +47,9 @@ class RunConfig(Section):
     tinker: TinkerSection = TinkerSection()
     limits: LimitsSection = LimitsSection()
     rollouts: RolloutsSection = RolloutsSection()
-    slurm: Annotated[Literal[False], INFRASTRUCTURE] = False
+    slurm: Literal[False] = False
     """Whether Atropos takes its servers from Slurm."""
-    testing: Annotated[Literal[False], INFRASTRUCTURE] = False
+    testing: Literal[False] = False
     """Whether Atropos answers by itself, without a model."""
 
     prices: Prices | None = None
@@ -105,7 +104,7 @@ class RunConfig(Section):
 
     @property
     def has_own_engine(self) -> bool:
-        """Return whether the run starts an engine, or a bridge to one, beside its trainer."""
+        """Return whether the run starts an engine, or a bridge to an engine, beside its trainer."""
         return self.profile == "embedded" or bool(self.tinker.backend)
 
     def without_backend(self) -> RunConfig:
@@ -251,8 +250,7 @@ def resolve_run_config(
     model: str | None = None,
     home: Path | None = None,
 ) -> RunConfig:
-    """Build the configuration of a run from defaults, profile and edits, each overriding the one
-    before.
+    """Build the configuration of a run: edits override the profile, which overrides the defaults.
 
     Args:
         environment: The name of the run's first environment.
@@ -352,7 +350,7 @@ def build_run_config(values: Mapping[str, Any], source: str = "") -> RunConfig:
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """Return the problems that pydantic found on one line: field, value, and what is allowed."""
+    """Return pydantic's problems on one line: field, value, and the allowed values."""
     lines = []
     for error_detail in error.errors():
         field_path = ".".join(map(str, error_detail["loc"]))

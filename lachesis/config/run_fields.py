@@ -1,9 +1,8 @@
-"""Define the fields of a run's configuration, and which of them are locked and why."""
+"""Define the fields of a run's configuration; `locked_fields` says which are locked and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -14,25 +13,6 @@ TrackerName = Literal["wandb", "tensorboard", "trackio"]
 LossName = Literal["auto", "importance_sampling", "ppo", "cispo", "gspo", "dro"]
 
 
-@dataclass(frozen=True)
-class Locked:
-    """Mark a field that users may not change, with the reason that is shown to them.
-
-    The owner of this installation, who uses the command line, launch files and Prefect's pages,
-    may change a field that is locked `for_agents` only.
-    """
-
-    reason: str
-    for_agents: bool = False
-
-
-INFRASTRUCTURE = Locked("infrastructure: set by the profile or for each run")
-COST = Locked("limits what a run can cost", for_agents=True)
-VETTED = Locked("a value that is known to train well", for_agents=True)
-READS_FILES = Locked(
-    "names a file of this machine, which the owner may choose with --set and an agent may not",
-    for_agents=True,
-)
 # Bounds that no run reaches, so that a slip of the finger is refused where it is typed.
 MAX_STEPS = 10_000_000
 MAX_CONTEXT = 10_000_000  # Tokens.
@@ -56,40 +36,40 @@ class EnvSection(Section):
     """Rollouts per prompt; advantages are centred inside this group."""
     batch_size: int = Field(128, ge=2, le=65_536)
     """Rollouts per training step; a multiple of group_size."""
-    total_steps: Annotated[int, COST] = Field(2500, ge=1, le=MAX_STEPS)
+    total_steps: int = Field(2500, ge=1, le=MAX_STEPS)
     """Training steps before the run completes."""
-    tokenizer_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
+    tokenizer_name: str = Field("Qwen/Qwen3-8B", min_length=1)
     """Tokenizer of the environment: a Hugging Face name or a folder."""
-    rollout_server_url: Annotated[str, INFRASTRUCTURE] = "http://localhost:8000"
+    rollout_server_url: str = "http://localhost:8000"
     """Address of the Atropos API."""
-    use_wandb: Annotated[bool, INFRASTRUCTURE] = True
+    use_wandb: bool = True
     """Whether the environment process logs to W&B itself."""
-    max_token_length: Annotated[int, COST] = Field(8192, ge=8, le=MAX_CONTEXT)
+    max_token_length: int = Field(8192, ge=8, le=MAX_CONTEXT)
     """Maximum number of tokens of a rollout, prompt and answer together."""
-    max_num_workers: Annotated[int, VETTED] = Field(2048, ge=-1, le=100_000)
+    max_num_workers: int = Field(2048, ge=-1, le=100_000)
     """Maximum number of groups in flight; -1 leaves it to the environment."""
-    worker_timeout: Annotated[float, VETTED] = Field(3600, gt=0, le=MAX_SECONDS)
+    worker_timeout: float = Field(3600, gt=0, le=MAX_SECONDS)
     """Seconds after which a group that has not ended is cancelled."""
-    steps_per_eval: Annotated[int, VETTED] = Field(25, ge=-MAX_STEPS, le=MAX_STEPS)
+    steps_per_eval: int = Field(25, ge=-MAX_STEPS, le=MAX_STEPS)
     """Steps between evaluations on held-out items during training; 0 or less for none."""
-    max_batches_offpolicy: Annotated[int, VETTED] = Field(3, ge=1, le=1000)
+    max_batches_offpolicy: int = Field(3, ge=1, le=1000)
     """Maximum number of batches that wait for the trainer; 1 is the most on-policy."""
-    inference_weight: Annotated[float, VETTED] = Field(1.0, gt=0, le=1e6)
+    inference_weight: float = Field(1.0, gt=0, le=1e6)
     """Weight of this environment where several feed one trainer."""
     mixture: dict[str, dict[str, Any]] = Field({})
     """Further environments of the run by name, each with its `weight` (this one has weight 1),
     `max_token_length` and fields of its own: {reverse_text: {weight: 0.5}}. All other fields of
     this section apply to every environment.
     """
-    eval_limit_ratio: Annotated[float, VETTED] = Field(0.1, gt=0, le=1)
+    eval_limit_ratio: float = Field(0.1, gt=0, le=1)
     """Not used: evaluations run beside training."""
     ensure_scores_are_not_same: bool = False
     """Whether to drop groups whose scores are all equal. If not, they count in reward/mean and
     carry no gradient, and a solved task cannot starve the trainer.
     """
-    min_batch_allocation: Annotated[None, INFRASTRUCTURE] = None
+    min_batch_allocation: None = None
     """Not used: an ended environment would keep its share."""
-    data_dir_to_save_evals: Annotated[str | None, INFRASTRUCTURE] = None
+    data_dir_to_save_evals: str | None = None
     """Where the environment writes evaluation results."""
     wandb_name: str | None = None
     """Name of the environment at the Atropos API; by default {env}-{YYYYmmdd-HHMMSS}."""
@@ -105,21 +85,19 @@ class EnvSection(Section):
 class OpenAISection(Section):
     """The endpoint that environments sample from: the trainer's inference server."""
 
-    model_name: Annotated[str, INFRASTRUCTURE] = Field("Qwen/Qwen3-8B", min_length=1)
+    model_name: str = Field("Qwen/Qwen3-8B", min_length=1)
     """The base model: a Hugging Face name or a folder."""
-    base_url: Annotated[str, INFRASTRUCTURE] = Field(
-        "http://localhost:8001/v1", pattern=r"^https?://[^/]+(/.+)?/v1$"
-    )
+    base_url: str = Field("http://localhost:8001/v1", pattern=r"^https?://[^/]+(/.+)?/v1$")
     """URL, ending in /v1 without a trailing slash."""
-    api_key: Annotated[str | None, INFRASTRUCTURE] = Field("x", min_length=1)
+    api_key: str | None = Field("x", min_length=1)
     """Sent as the bearer token; null leaves it to OPENAI_API_KEY. Never a secret."""
-    weight: Annotated[float, INFRASTRUCTURE] = Field(1.0, gt=0, le=1e6)
+    weight: float = Field(1.0, gt=0, le=1e6)
     """Share of the requests, where there are several endpoints."""
-    num_requests_for_eval: Annotated[int, INFRASTRUCTURE] = Field(256, ge=1, le=100_000)
+    num_requests_for_eval: int = Field(256, ge=1, le=100_000)
     """Maximum number of concurrent requests during an evaluation."""
-    timeout: Annotated[int, INFRASTRUCTURE] = Field(3600, ge=1, le=MAX_SECONDS)
+    timeout: int = Field(3600, ge=1, le=MAX_SECONDS)
     """Seconds after which a request is cancelled."""
-    server_type: Annotated[Literal["vllm", "sglang"], INFRASTRUCTURE] = "vllm"
+    server_type: Literal["vllm", "sglang"] = "vllm"
     """Dialect of the token-exact endpoint. Where a request fails, vllm reports an error and sglang
     returns an empty completion.
     """
@@ -128,27 +106,27 @@ class OpenAISection(Section):
 class TinkerSection(Section):
     """Fields of the trainer."""
 
-    lora_rank: Annotated[int, VETTED] = Field(32, ge=1, le=512)
+    lora_rank: int = Field(32, ge=1, le=512)
     """Rank of the LoRA adapter."""
-    learning_rate: Annotated[float, VETTED] = Field(4e-5, gt=0, lt=1)
+    learning_rate: float = Field(4e-5, gt=0, lt=1)
     """Adam's learning rate."""
-    max_token_trainer_length: Annotated[int, COST] = Field(9000, ge=16, le=MAX_CONTEXT)
+    max_token_trainer_length: int = Field(9000, ge=16, le=MAX_CONTEXT)
     """A group with a sequence of this many tokens or more is dropped by the environment."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the model's weights on the embedded engine; auto is bfloat16 on a card that has it,
     and float32 elsewhere.
     """
-    backend: Annotated[str, COST] = ""
+    backend: str = ""
     """Engine of others that profile custom trains on: skyrl, or the address of one that runs."""
-    backend_config: Annotated[dict[str, Any], COST] = Field({})
+    backend_config: dict[str, Any] = Field({})
     """Settings of a back end, in its own words."""
     base_weights: Literal["full", "8bit", "4bit"] = "full"
     """Whether the embedded engine stores the model's linear layers in fewer bits; that needs
     bitsandbytes.
     """
-    checkpoint_dir: Annotated[str, INFRASTRUCTURE] = "./temp/"
+    checkpoint_dir: str = "./temp/"
     """Folder of the checkpoint manifests."""
-    save_checkpoint_interval: Annotated[int, VETTED] = Field(25, ge=1, le=MAX_STEPS)
+    save_checkpoint_interval: int = Field(25, ge=1, le=MAX_STEPS)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(3, ge=1, le=10_000)
     """Number of newest checkpoints to keep; the one with the highest reward and the final one are
@@ -180,7 +158,7 @@ class TinkerSection(Section):
     """Steps over which the learning rate rises from zero."""
     grad_clip_norm: float = Field(0.0, ge=0, le=1e6)
     """Maximum norm of the gradient; 0 for no limit."""
-    sft_file: Annotated[str | None, READS_FILES] = None
+    sft_file: str | None = None
     """JSONL file for supervised fine-tuning before the first step; each line has prompt and
     completion, or messages.
     """

@@ -77,7 +77,7 @@ def read_typed_value(
 
 
 def read_untyped(text: str) -> Any:
-    """Convert a text of undeclared type: JSON, a number or flow-style YAML; other text is
+    """Convert a string of undeclared type: JSON, a number or flow-style YAML; other strings are
     unchanged.
     """
     content = _read_json(text)
@@ -135,7 +135,7 @@ def _is_untyped(schema: Json) -> bool:
 
 
 def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
-    """Convert a text to one alternative of a schema, or return NOT_PARSED."""
+    """Convert a string to one alternative of a schema, or return NOT_PARSED."""
     if "enum" in schema or "const" in schema:
         return _read_member(schema.get("enum", [schema.get("const")]), text)
     match schema.get("type"):
@@ -159,7 +159,7 @@ def _read_text(schema: Json, text: str, definitions: Mapping[str, Json]) -> Any:
 
 
 def _read_member(members: list[Any], text: str) -> Any:
-    """Return the enumeration member that a text names; text members are tried first."""
+    """Return the enumeration member that a string names; string members are tried first."""
     if text in members:
         return text
     member_by_json = {

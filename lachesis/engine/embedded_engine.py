@@ -285,7 +285,7 @@ class Engine(SessionKeeper):
     def prepare_sampler(
         self, base_model: str | None, model_path: str | None
     ) -> Callable[[str, int], str]:
-        """Prepare weights for sampling, on any thread, and return what registers them."""
+        """Prepare weights for sampling on any thread; return the function that registers them."""
         loaded = self.load_sampler(base_model, model_path)
         return lambda session_id, seq_id: self.add_sampler(session_id, seq_id, loaded, model_path)
 

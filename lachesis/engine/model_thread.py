@@ -254,5 +254,5 @@ class SamplerEntry:
 
     @property
     def limits(self) -> ModelLimits:
-        """Return what requests are checked against."""
+        """Return the limits that requests are checked against."""
         return self.served_model.base

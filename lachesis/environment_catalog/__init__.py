@@ -1,1 +1,1 @@
-"""Find environments and read what they are, without running them here."""
+"""Find environments and read their descriptions, without running them here."""

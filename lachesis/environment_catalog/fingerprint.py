@@ -24,7 +24,7 @@ LACHESIS_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find_import_root(file: Path) -> Path:
-    """Return the folder that the file's imports start from: its own, or the one that holds its
+    """Return the folder that the file's imports start from: its own folder, or the parent of its
     package.
 
     A file with relative imports belongs to a package even where no folder has an `__init__.py`.
@@ -96,7 +96,8 @@ def _read_import_level(file: Path) -> int:
 
 
 class _Import(NamedTuple):
-    """One `from .module import names` with its number of dots, or an `import names` without one."""
+    """Hold `from .module import names` with its number of dots, or `import names` without a
+    module."""
 
     level: int | None
     module: str

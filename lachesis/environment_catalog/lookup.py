@@ -127,7 +127,7 @@ def register_environment(text: str) -> str:
 
 
 def get_name_or_file(name: str, file: str | None = None) -> str:
-    """Return what a later command must be given to find this environment: its name, or its file.
+    """Return the word by which a later command finds this environment: its name, or its file.
 
     The file is returned when the environment was registered by its file, or is no longer found.
     """

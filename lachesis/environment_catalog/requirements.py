@@ -68,7 +68,7 @@ def read_requirements(file: Path) -> ScriptRequirements:
         header = tomllib.loads(text)
         dependencies, python = header.get("dependencies", []), header.get("requires-python", "")
         if not isinstance(dependencies, list) or not isinstance(python, str):
-            raise ValueError("dependencies must be a list of texts, and requires-python a text")
+            raise ValueError("dependencies must be a list of strings, and requires-python a string")
         dependencies = [_name_distribution(dependency) for dependency in dependencies]
         SpecifierSet(python)
     except OSError as error:

@@ -52,7 +52,7 @@ class ScanResult:
 
 @dataclass(frozen=True)
 class _ScannedClass:
-    """Hold what one class statement says."""
+    """Hold the name, bases and attributes of one class statement."""
 
     name: str
     file: Path

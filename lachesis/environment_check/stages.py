@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lachesis.base.errors import LachesisError, StageError
 from lachesis.base.files import write_private
@@ -75,6 +79,48 @@ class StageChild:
             return None
         content: Json = json.loads(lines[index])
         return content
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """Hold how one stage without a model ended."""
+
+    name: str
+    status: Literal["passed", "failed", "not offered"]
+    seconds: float
+    message: str
+    """Why it failed, or what the environment does not offer; else empty."""
+    detail: Json
+    """What the stage has found; empty where it could not be finished."""
+    is_last: bool = False
+    """Whether the stages after it cannot be run."""
+
+
+def run_stages(
+    child: StageChild, show_step: Callable[[str, Callable[[], Json]], Json]
+) -> Iterator[StageResult]:
+    """Yield the result of each stage without a model, until one cannot be finished.
+
+    Args:
+        child: The child that runs the stages.
+        show_step: Called with the name of each stage and the function that waits for it.
+    """
+    for name in STAGE_NAMES:
+        started = time.monotonic()
+        try:
+            line = show_step(name, functools.partial(child.wait_for_stage, name))
+        except LachesisError as error:
+            seconds = time.monotonic() - started
+            yield StageResult(name, "failed", seconds, str(error), {}, is_last=True)
+            return
+        detail, seconds = line.get("detail") or {}, time.monotonic() - started
+        if detail.get("faults"):
+            yield StageResult(name, "failed", seconds, "; ".join(detail["faults"]), detail)
+        elif detail.get("offered") is False:
+            missing = f"the class has no {', '.join(detail['missing'])}"
+            yield StageResult(name, "not offered", seconds, missing, detail)
+        else:
+            yield StageResult(name, "passed", seconds, "", detail)
 
 
 def serve_base_model(

@@ -88,8 +88,7 @@ def ignore_slurm() -> None:
 
 
 def install_inference_token() -> tuple[str, str] | None:
-    """Send the token to the run's inference server only, and return its URL and token, if there is
-    one.
+    """Send the token to the run's inference server only; return its URL and token, or None.
 
     The token is set on the client, because environments print and log their configuration.
     """

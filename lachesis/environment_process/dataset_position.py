@@ -1,4 +1,4 @@
-"""Track how far an environment is in its items, so that a resumed run continues after the last one.
+"""Track how many items an environment has used, so that a resumed run continues after them.
 
 `position.txt` has one line per sent group, in order: the number of items that were finished by
 then. A checkpoint holds the number of groups that training had received, and thereby the line that
@@ -45,7 +45,7 @@ class DatasetPosition:
             file.write(line * groups)
 
     def _rewind(self, groups: int) -> int:
-        """Forget what was sent after these groups, and return how many items were finished by
+        """Forget the items sent after these groups, and return the number of items finished by
         then.
         """
         if groups == 0 or not self.file.is_file():

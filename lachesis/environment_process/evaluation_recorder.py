@@ -103,7 +103,8 @@ current_evaluation: contextvars.ContextVar[EvaluationRun | None] = contextvars.C
 
 
 def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
-    """Count the prompts that do not continue another one, because later turns are not new items."""
+    """Count the prompts that do not continue another prompt, because later turns are not new
+    items."""
     count, root = 0, None
     for prompt in sorted(prompts, key=lambda prompt: tuple(map(repr, prompt))):
         if root is None or prompt[: len(root)] != root:
@@ -112,7 +113,7 @@ def count_items(prompts: Iterable[tuple[Any, ...]]) -> int:
 
 
 def count_text_items(texts: Iterable[str], answered_texts: Iterable[str]) -> int:
-    """Count the texts that do not continue an answered one.
+    """Count the texts that do not continue an answered text.
 
     That a text begins with another text means nothing: "1 + 12" is not a later turn of "1 + 1".
     """

@@ -193,7 +193,7 @@ def _append_json_line(file: Path, line: Json) -> None:
 
 
 async def _find_items(env: BaseEnv, prompts: list[str]) -> dict[str, Any]:
-    """Return an item for each prompt that has one."""
+    """Return the items of the prompts, without prompts that have no item."""
     if hasattr(env, "item_from_prompt"):
         built_items = {prompt: env.item_from_prompt(prompt) for prompt in prompts}
         return {prompt: item for prompt, item in built_items.items() if item is not None}

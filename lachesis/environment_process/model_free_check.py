@@ -52,7 +52,7 @@ class StageFailed(Exception):
 
 
 def load_environment_class(file: Path, class_name: str) -> Any:
-    """Import the file as a module, of its package if it is part of one, and return the class."""
+    """Import the file as a module, inside its package if it has a package, and return the class."""
     name = fingerprint.get_module_name(file)
     with pause_garbage_collection():
         module = importlib.import_module(name) if name else _import_file(file)
@@ -152,7 +152,9 @@ async def _read_items(state: Json) -> Json:
 
 
 def _render_prompt(env: Any, item: Item) -> Json:
-    """Return what a model is shown of an item: its text with all special tokens, and its ids."""
+    """Return the prompt of an item as the model sees it: its text with all special tokens, and its
+    ids.
+    """
     from lachesis.environment_toolkit.sampling import encode_first_prompt
 
     tokens = encode_first_prompt(env.tokenizer, env.build_messages(item))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NoExamplesError(Exception):
-    """The environment cannot make examples; the text names what it lacks."""
+    """The environment cannot make examples; the message names the missing method."""
 
 
 def make_warmup_examples(file: Path, class_name: str, request: Json) -> list[list[Json]]:

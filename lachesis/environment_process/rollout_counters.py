@@ -198,7 +198,7 @@ class _WorkCounter:
         return item
 
     async def count_group(self, collect: CollectGroup, group_size: int) -> tuple[Any, list[Any]]:
-        """Make a group and count it; return what `collect` has returned, without unusable rollouts.
+        """Make a group, count it, and return the result of `collect` without unusable rollouts.
 
         Raises:
             RuntimeError: Too many groups in a row were unusable.
@@ -244,7 +244,7 @@ class _WorkCounter:
 
 
 def _find_failed_request(group: object) -> str | None:
-    """Return what is wrong with a group that was scored although a request for it had failed."""
+    """Return the fault of a group that was scored although a request for it had failed."""
     if not group:
         return None
     request_failures = failed_requests.get([])

@@ -1,1 +1,1 @@
-"""Give authors what they write environments with; they import it from `lachesis.environment`."""
+"""Provide the toolkit for authors of environments, who import it from `lachesis.environment`."""

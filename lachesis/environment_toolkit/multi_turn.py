@@ -66,7 +66,7 @@ class Chat:
     async def answer(
         self, message: str | Message | None = None, *, max_tokens: int | None = None
     ) -> str:
-        """Send `message` (a text becomes the user's message) and return the sampled answer.
+        """Send `message` (a string becomes the user's message) and return the sampled answer.
 
         Args:
             message: The next message; None to get the first answer.

@@ -50,7 +50,7 @@ class SampledCompletion:
 
     @property
     def scored_text(self) -> str:
-        """Return what is scored: the answer without the thought before it."""
+        """Return the text to score: the answer without the thought before it."""
         return self.text if self.answer is None else self.answer
 
 
@@ -118,7 +118,7 @@ async def sample(
 def find_answer(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]
 ) -> str | None:
-    """Return what follows the thought in sampled tokens, or None without a thought.
+    """Return the sampled tokens after the thought; None without a thought.
 
     A thought that was not ended, because the length limit was reached, leaves an empty answer.
     """
@@ -169,7 +169,7 @@ def encode_turn_boundary(
     *new_messages: dict[str, Any],
     has_eos: bool,
 ) -> list[int]:
-    """Return the token ids between an answer and the next one.
+    """Return the token ids between an answer and the next answer.
 
     These are the end of the answer's turn, the new messages, and the beginning of the next answer.
 

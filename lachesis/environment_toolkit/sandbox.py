@@ -47,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """Describe how a program ended and what it printed.
+    """Hold the exit code of a program and its output.
 
     `code` is its exit code, or minus the number of the signal that ended it.
     """

@@ -74,7 +74,7 @@ class Verifier:
     async def _run_in_thread(
         self, scoring: Callable[..., Any], calls: Sequence[Arguments]
     ) -> list[ScoringResult]:
-        """Return the results up to the first call that takes too long; at least one."""
+        """Return the results up to the first call that takes too long; at least one result."""
         async with self._lock:
             if self._num_stuck > MAX_STUCK_CALLS:
                 return [ScoringResult(error=Invalid(TOO_MANY_STUCK_MESSAGE))]
@@ -181,7 +181,7 @@ async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
 
 @contextlib.contextmanager
 def pause_timeout() -> Iterator[None]:
-    """Stop the clock of the `pausable_timeout` around this block, if there is one."""
+    """Stop the clock of the enclosing `pausable_timeout`, if any, during this block."""
     timeout, loop_time = _current_timeout.get(), asyncio.get_running_loop().time
     if timeout is not None and not timeout.expired():
         deadline = timeout.when()

@@ -103,11 +103,11 @@ class TaskEnv(BaseEnv):
         )
 
     def prompt(self, item: Item) -> str | list[Message]:
-        """Return what the model is asked: a text, or messages."""
+        """Return the question for the model: a string, or a list of messages."""
         return str(item["question"])
 
     def identity(self, item: Item) -> str:
-        """Return what makes two items the same, by default their prompt.
+        """Return the key by which two items count as the same, by default their prompt.
 
         Items of the same identity are all held out or all trained on.
         """

@@ -19,7 +19,7 @@ TOOL_CALL_PATTERN = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class MalformedCall(Exception):
-    """The answer contains a call that cannot be parsed; the text tells the model what is wrong."""
+    """The answer contains a call that cannot be parsed; the message tells the model the mistake."""
 
 
 @dataclass(frozen=True)

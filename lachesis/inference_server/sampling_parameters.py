@@ -217,7 +217,7 @@ class GenerateRequest(BaseModel):
 
 
 class LogprobsRequest(BaseModel, extra="allow"):
-    """Request the log-probabilities of token ids, a text or a conversation."""
+    """Request the log-probabilities of token ids, a string or a conversation."""
 
     input_ids: list[int] | None = None
     prompt: str | None = None

@@ -71,7 +71,7 @@ class Usage:
         self.sampled += sampled_tokens
 
     def record_logprob_request(self, num_tokens: int) -> None:
-        """Count the tokens of a request for the log-probabilities of a text.
+        """Count the tokens of a request for log-probabilities.
 
         Servers sample one token after the text, which is paid for and not used.
         """

@@ -61,6 +61,48 @@ class GroupUsage(BaseModel):
     has_signal: bool = True
 
 
+class GroupSums(BaseModel):
+    """Hold the usage of all groups of a test together, of which a forecast of any run is made."""
+
+    groups: int
+    rollouts: int
+    signal_rollouts: int
+    """Rollouts in groups with a signal."""
+    prefill: float
+    """Prompt tokens of the groups that send a prompt for each answer."""
+    shared_prefill: float
+    """Prompt tokens of the groups that send a prompt once, each times the group's rollouts."""
+    sampled: float
+    sequences: float
+    """Tokens of all rollouts, each with its whole prompt and answer."""
+    seconds: float
+    relative_width: float
+    """Two standard errors of the tokens per rollout, divided by their mean."""
+
+
+def sum_groups(groups: Sequence[GroupUsage]) -> GroupSums | None:
+    """Return the usage of all groups of a test together; None if they have no rollout."""
+    measured = [group for group in groups if group.rollouts]
+    if not measured:
+        return None
+    shared = [group for group in measured if group.completions_per_prompt > 1]
+    return GroupSums(
+        groups=len(measured),
+        rollouts=sum(group.rollouts for group in measured),
+        signal_rollouts=sum(group.rollouts for group in measured if group.has_signal),
+        prefill=sum(group.prefill for group in measured if group not in shared),
+        shared_prefill=sum(group.prefill * group.rollouts for group in shared),
+        sampled=sum(group.sampled for group in measured),
+        sequences=sum(
+            group.prefill * group.completions_per_prompt + group.sampled for group in measured
+        ),
+        seconds=sum(group.seconds for group in measured),
+        relative_width=_compute_relative_width(
+            [(group.prefill + group.sampled) / group.rollouts for group in measured]
+        ),
+    )
+
+
 class PlannedRun(BaseModel):
     """Describe a planned run: its training steps, and the rollouts of each."""
 
@@ -97,8 +139,6 @@ class Forecast(BaseModel):
 
     planned: PlannedRun
     tokens_per_rollout: TokenCounts
-    prompt_is_shared: bool = False
-    """Whether a prompt is sent once for the whole group."""
     tokens: Range
     """All tokens together: prefill, sampled and trained."""
     hours: Range
@@ -106,8 +146,6 @@ class Forecast(BaseModel):
     """Everything but the storage of checkpoints."""
     evaluation_cost_usd: Range | None = None
     """The part of `cost_usd` for held-out evaluations."""
-    sequence_tokens: float = 0.0
-    """Tokens of a whole rollout, prompt and answer."""
     storage_gb: float | None = None
     """Gigabytes of the checkpoints that are left; null if that is not known."""
     storage_usd_per_month: float | None = None
@@ -116,7 +154,7 @@ class Forecast(BaseModel):
 
 
 class ActualUsage(BaseModel):
-    """Hold what a run has used until now; `ratio` is actual ÷ expected, scaled to the finished
+    """Hold the usage of a run until now; `ratio` is actual ÷ expected, scaled to the finished
     steps.
     """
 
@@ -130,112 +168,78 @@ class ActualUsage(BaseModel):
 
 
 def _estimate_tokens_per_rollout(
-    measured_groups: Sequence[GroupUsage], planned: PlannedRun
+    sums: GroupSums, planned: PlannedRun
 ) -> tuple[TokenCounts, TokenCounts, TokenCounts]:
     """Return the low, the expected and the high number of tokens per rollout."""
-    num_rollouts = sum(group.rollouts for group in measured_groups)
     # A prompt that several completions share is paid once for all of them, and the run may have
     # other groups than the test.
-    prefill = (
-        sum(group.prefill * _compute_prompt_sharing(group, planned) for group in measured_groups)
-        / num_rollouts
-    )
-    sampled = sum(group.sampled for group in measured_groups) / num_rollouts
-    signal_share = (
-        sum(group.rollouts for group in measured_groups if group.has_signal) / num_rollouts
-    )
+    prefill = (sums.prefill + sums.shared_prefill / planned.group_size) / sums.rollouts
+    sampled, sequence = sums.sampled / sums.rollouts, sums.sequences / sums.rollouts
+    signal_share = sums.signal_rollouts / sums.rollouts
     if planned.has_kl_penalty:
-        signal_share = 1.0
-    width = _compute_relative_width(
-        [(group.prefill + group.sampled) / group.rollouts for group in measured_groups]
-    )
-    sequence_length = _measure_sequence_length(measured_groups)
-    if planned.has_kl_penalty:
-        prefill += sequence_length
+        signal_share, prefill = 1.0, prefill + sequence
+    width = sums.relative_width
     low = TokenCounts(
         prefill=prefill * (1 - width),
         sampled=sampled * (1 - width),
-        trained=sequence_length * (1 - width) * signal_share,
+        trained=sequence * (1 - width) * signal_share,
     )
     expected = TokenCounts(
-        prefill=prefill,
-        sampled=sampled,
-        trained=sequence_length * max(signal_share, MIN_RELATIVE_WIDTH),
+        prefill=prefill, sampled=sampled, trained=sequence * max(signal_share, MIN_RELATIVE_WIDTH)
     )
     high = TokenCounts(
         prefill=prefill * (1 + width),
         sampled=sampled * (1 + width),
-        trained=sequence_length * (1 + width),
+        trained=sequence * (1 + width),
     )
     return low, expected, high
 
 
-def _measure_sequence_length(measured_groups: Sequence[GroupUsage]) -> float:
-    """Return the mean number of tokens of a rollout, prompt and answer."""
-    tokens = sum(
-        group.prefill * group.completions_per_prompt + group.sampled for group in measured_groups
-    )
-    return tokens / sum(group.rollouts for group in measured_groups)
-
-
 def make_forecast(
-    groups: Sequence[GroupUsage],
+    sums: GroupSums,
     planned: PlannedRun,
     prices: Prices | None,
     *,
     step_seconds: float | None = None,
     storage_price: float | None = None,
-) -> Forecast | None:
-    """Return the forecast, or None without a measured group.
+) -> Forecast:
+    """Return the forecast of a planned run.
 
     Args:
-        groups: What the groups of a test have used.
+        sums: What the groups of a test have used.
         planned: The planned run.
         prices: The prices of the base model, if they are known.
         step_seconds: The seconds per step of an earlier run of the same kind, if there is one.
         storage_price: US dollars per gigabyte and month of checkpoints, if that is known.
     """
-    measured_groups = [group for group in groups if group.rollouts]
-    if not measured_groups:
-        return None
-    num_rollouts = sum(group.rollouts for group in measured_groups)
-    low, expected, high = _estimate_tokens_per_rollout(measured_groups, planned)
-    token_bounds = [
-        add_evaluation_tokens(
-            _scale_tokens(per_rollout, planned.num_rollouts),
-            per_rollout,
-            planned.num_evaluation_answers,
-        )
-        for per_rollout in (low, expected, high)
+    per_rollout = _estimate_tokens_per_rollout(sums, planned)
+    evaluations = [
+        _count_evaluation_tokens(tokens, planned.num_evaluation_answers) for tokens in per_rollout
+    ]
+    totals = [
+        _add_tokens(_scale_tokens(tokens, planned.num_rollouts), evaluation)
+        for tokens, evaluation in zip(per_rollout, evaluations, strict=True)
     ]
     cost_usd = evaluation_cost_usd = None
     if prices:
-        cost_usd = make_range([prices.compute_cost(tokens) for tokens in token_bounds], digits=4)
+        cost_usd = make_range([prices.compute_cost(tokens) for tokens in totals], digits=4)
         evaluation_cost_usd = make_range(
-            [
-                prices.compute_cost(
-                    add_evaluation_tokens(TokenCounts(), bound, planned.num_evaluation_answers)
-                )
-                for bound in (low, expected, high)
-            ],
-            digits=4,
+            [prices.compute_cost(tokens) for tokens in evaluations], digits=4
         )
     return Forecast(
         planned=planned,
-        tokens_per_rollout=_scale_tokens(expected, 1, digits=2),
-        prompt_is_shared=any(group.completions_per_prompt > 1 for group in measured_groups),
-        tokens=make_range([tokens.total for tokens in token_bounds], digits=0),
-        hours=_estimate_hours(measured_groups, num_rollouts, planned, step_seconds),
+        tokens_per_rollout=_scale_tokens(per_rollout[1], 1, digits=2),
+        tokens=make_range([tokens.total for tokens in totals], digits=0),
+        hours=_estimate_hours(sums, planned, step_seconds),
         cost_usd=cost_usd,
         evaluation_cost_usd=evaluation_cost_usd,
-        sequence_tokens=round(_measure_sequence_length(measured_groups), 2),
-        **forecast_storage(planned, storage_price),
-        basis=_describe_basis(num_rollouts, len(measured_groups), planned, prices, step_seconds),
+        **_forecast_storage(planned, storage_price),
+        basis=_describe_basis(sums, planned, prices, step_seconds),
     )
 
 
-def forecast_storage(planned: PlannedRun, price: float | None) -> dict[str, float | None]:
-    """Return the size of the checkpoints that are left, and what they cost by the month."""
+def _forecast_storage(planned: PlannedRun, price: float | None) -> dict[str, float | None]:
+    """Return the size of the kept checkpoints, and their monthly cost."""
     if planned.checkpoint_gb is None:
         return {"storage_gb": None, "storage_usd_per_month": None}
     storage_gb = planned.checkpoint_gb * planned.kept_checkpoints
@@ -246,14 +250,13 @@ def forecast_storage(planned: PlannedRun, price: float | None) -> dict[str, floa
 
 
 def _describe_basis(
-    num_rollouts: int,
-    num_groups: int,
+    sums: GroupSums,
     planned: PlannedRun,
     prices: Prices | None,
     step_seconds: float | None,
 ) -> str:
     """Return in words what the forecast was computed from."""
-    measured_text = f"{num_rollouts} rollouts in {num_groups} groups"
+    measured_text = f"{sums.rollouts} rollouts in {sums.groups} groups"
     if step_seconds:
         pace_text = f"the pace of an earlier run ({step_seconds:.2f} s a step)"
     else:
@@ -289,35 +292,22 @@ def compare_with_forecast(
 
 
 def _describe_missing_evaluations(planned: PlannedRun) -> str:
-    """Describe what a forecast leaves out."""
+    """Describe the evaluations that a forecast leaves out."""
     unknown = planned.evaluations and planned.evaluation_answers is None
     if unknown:
         return f", without {planned.evaluations} evaluations, whose size is not known"
     return ""
 
 
-def _estimate_hours(
-    measured: Sequence[GroupUsage],
-    num_rollouts: int,
-    planned: PlannedRun,
-    step_seconds: float | None,
-) -> Range:
+def _estimate_hours(sums: GroupSums, planned: PlannedRun, step_seconds: float | None) -> Range:
     if step_seconds:
         hours = planned.total_steps * step_seconds / 3600
         return make_range(
             [hours * (1 - MIN_RELATIVE_WIDTH), hours, hours * (1 + MIN_RELATIVE_WIDTH)], digits=4
         )
-    sequential_hours = (
-        planned.num_rollouts * sum(group.seconds for group in measured) / num_rollouts / 3600
-    )
+    sequential_hours = planned.num_rollouts * sums.seconds / sums.rollouts / 3600
     low, high = sequential_hours / MAX_SAMPLING_SPEEDUP, sequential_hours * TRAINING_TIME_FACTOR
     return make_range([low, math.sqrt(low * high), high], digits=4)
-
-
-def _compute_prompt_sharing(group: GroupUsage, planned: PlannedRun) -> float:
-    if group.completions_per_prompt > 1:
-        return group.rollouts / planned.group_size
-    return 1.0
 
 
 def _compute_relative_width(values: Sequence[float]) -> float:
@@ -330,16 +320,19 @@ def _compute_relative_width(values: Sequence[float]) -> float:
     )
 
 
-def add_evaluation_tokens(
-    tokens: TokenCounts, per_answer: TokenCounts, answers: int
-) -> TokenCounts:
-    """Add the tokens of evaluations, which train on nothing."""
-    prefill, sampled = per_answer.prefill * answers, per_answer.sampled * answers
-    return tokens.model_copy(
-        update={
-            "prefill": round(tokens.prefill + prefill),
-            "sampled": round(tokens.sampled + sampled),
-        }
+def _count_evaluation_tokens(per_answer: TokenCounts, num_answers: int) -> TokenCounts:
+    """Return the tokens of evaluations, which train on nothing."""
+    return TokenCounts(
+        prefill=per_answer.prefill * num_answers, sampled=per_answer.sampled * num_answers
+    )
+
+
+def _add_tokens(first: TokenCounts, second: TokenCounts) -> TokenCounts:
+    """Return the sum of two counts, in whole tokens."""
+    return TokenCounts(
+        prefill=round(first.prefill + second.prefill),
+        sampled=round(first.sampled + second.sampled),
+        trained=round(first.trained + second.trained),
     )
 
 

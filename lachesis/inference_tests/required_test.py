@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,16 @@ from pydantic import ValidationError
 from lachesis.base.errors import ValidationMissingError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
-from lachesis.checkpoints.start_from_checkpoint import format_edits
 from lachesis.config.prices import find_storage_price
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
-from lachesis.inference_tests.forecast import Forecast, PlannedRun
-from lachesis.inference_tests.rescaling import rescale_forecast
+from lachesis.environment_catalog.lookup import get_name_or_file
+from lachesis.inference_tests.forecast import Forecast, GroupSums, PlannedRun, make_forecast
+from lachesis.inference_tests.planned_run import find_earlier_step_time
 from lachesis.inference_tests.store import InferenceTest, InferenceTestStore, make_tested_name
 from lachesis.models.find_model import compute_template_digest, read_model_settings
 from lachesis.models.recommended_settings import estimate_checkpoint_gb
+from lachesis.runs.suggested_commands import LaunchCommand
 
 MAX_VALIDATION_AGE_S = 7 * 86400.0
 
@@ -43,7 +43,7 @@ def make_planned_run(config: RunConfig, *, starts_from_base: bool) -> PlannedRun
 
 
 def _count_kept_checkpoints(config: RunConfig) -> int:
-    """Return how many checkpoints are left: the newest ones, the best one and the final one."""
+    """Return how many checkpoints a run keeps: the newest, the best and the final checkpoint."""
     saved = config.env.total_steps // config.tinker.save_checkpoint_interval + 1
     return min(saved, config.tinker.keep_checkpoints + 2)
 
@@ -84,12 +84,12 @@ def require_validation(
             tests,
             part,
             files[name],
-            make_test_command(
-                name,
-                config.openai.model_name,
-                config.profile,
-                _select_fields(set_fields or {}, is_main=name == config.environment),
-            ),
+            LaunchCommand(
+                environment=get_name_or_file(name, files[name]),
+                profile=config.profile,
+                model=config.openai.model_name,
+                settings=_select_fields(set_fields or {}, is_main=name == config.environment),
+            ).format_test(),
         )
         for name, part in config.build_environment_configs().items()
     ]
@@ -130,16 +130,6 @@ def _find_valid_test(
         environment=config.environment,
         fingerprint=code_fingerprint,
     )
-
-
-def make_test_command(
-    environment: str, model: str, profile: str, set_fields: Mapping[str, Any]
-) -> str:
-    """Return the command that tests the model of a run where the run would train it."""
-    words = ["lachesis", "test", environment, "--model", model]
-    if profile != "embedded":
-        words += ["--profile", profile]
-    return shlex.join([*words, *format_edits({}, set_fields)])
 
 
 def _find_objection(test: InferenceTest, config: RunConfig, code_fingerprint: str) -> str | None:
@@ -219,7 +209,9 @@ def _make_tested_name(config: RunConfig) -> str:
 
 
 def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
-    """Return what a test found about the run's model where the run trains it, or None."""
+    """Return a test's result for the run's model where the run trains it; None if the test has
+    none.
+    """
     if test.planned is not None and test.planned.profile != config.profile:
         return None
     for model_result in (test.result or {}).get("models_tested", []):
@@ -231,20 +223,25 @@ def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
 def find_forecast(
     tests: InferenceTestStore, config: RunConfig, code_fingerprint: str, planned_run: PlannedRun
 ) -> Forecast | None:
-    """Return the forecast of the newest test of this code on the run's model, scaled to the run."""
+    """Return the forecast of the run, from what the newest test of this code on its model has
+    measured; None without such a test.
+    """
     for test in tests.all():
-        saved_forecast = (_find_model_result(test, config) or {}).get("forecast")
-        if saved_forecast is None or find_mismatch(test, config, code_fingerprint):
+        usage = (_find_model_result(test, config) or {}).get("usage")
+        if usage is None or test.planned is None or find_mismatch(test, config, code_fingerprint):
             continue
         try:
-            forecast = Forecast.model_validate(saved_forecast)
+            sums = GroupSums.model_validate(usage)
         except ValidationError:
             continue
-        answers = forecast.planned.evaluation_answers
-        return rescale_forecast(
-            forecast,
-            planned_run.model_copy(update={"evaluation_answers": answers}),
+        # The environment has said how many answers an evaluation has.
+        answers = test.planned.evaluation_answers
+        planned_run = planned_run.model_copy(update={"evaluation_answers": answers})
+        return make_forecast(
+            sums,
+            planned_run,
             config.prices,
-            find_storage_price(tests.home),
+            step_seconds=find_earlier_step_time(tests.home, code_fingerprint, planned_run),
+            storage_price=find_storage_price(tests.home),
         )
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from lachesis.base.json_text import Json
 from lachesis.base.reward_values import is_score
 from lachesis.config.prices import TokenCounts, find_prices
-from lachesis.inference_tests.forecast import Forecast, GroupUsage
+from lachesis.inference_tests.forecast import Forecast, GroupSums, GroupUsage
 from lachesis.inference_tests.store import (
     DEFAULT_MODELS,
     EMBEDDED,
@@ -30,6 +30,7 @@ def make_model_result(
     error: str | None,
     prompts: bool,
     verdict: Verdict | None = None,
+    usage: GroupSums | None = None,
     forecast: Forecast | None = None,
     cost_usd: float | None = None,
 ) -> Json:
@@ -50,6 +51,7 @@ def make_model_result(
     # What is not known is absent.
     optional = {
         "verdict": verdict and verdict.model_dump(mode="json"),
+        "usage": usage and usage.model_dump(mode="json"),
         "forecast": forecast and forecast.model_dump(mode="json"),
         "cost_usd": cost_usd,
         "error": error or None,
@@ -58,7 +60,7 @@ def make_model_result(
 
 
 def compute_test_cost(model: str, counts: Json | None, home: Path) -> float | None:
-    """Return what the test of one model has cost in US dollars.
+    """Return the cost of testing one model in US dollars.
 
     None for a model of this machine, of an endpoint, or without a known price.
     """
@@ -108,7 +110,7 @@ def _summarize_steps(lines: list[Json]) -> Json:
 
 
 def collect_inference_counts(output: Path, environment_counts: Json | None) -> InferenceCounts:
-    """Return what the test of one model has counted."""
+    """Return the counts of a test of a model: scores per group, failures, truncated answers."""
     counts = environment_counts or {}
     scores = [
         [float(score) for score in line["scores"] if is_score(score)]
@@ -125,7 +127,7 @@ def collect_inference_counts(output: Path, environment_counts: Json | None) -> I
 
 
 def measure_groups(output: Path, environment_counts: Json | None) -> list[GroupUsage]:
-    """Return what each group has used, for a forecast."""
+    """Return the usage of each group: rollouts, tokens and seconds."""
     scores = [line["scores"] for line in read_groups(output)]
     usages = []
     for index, group_counts in enumerate((environment_counts or {}).get("per_group") or []):

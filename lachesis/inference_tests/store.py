@@ -38,7 +38,7 @@ DEFAULT_MODELS = (
 
 
 class InferenceRequest(BaseModel):
-    """Say what a test was asked for, and what was found for it."""
+    """Hold the request for a test, with the environment and the models that were found for it."""
 
     environment: str
     """The name of the environment."""
@@ -57,7 +57,7 @@ class Stage(BaseModel):
     name: str
     """The stage: import, config, dataset, model-free check, or inference and scoring with the
     model's name."""
-    status: Literal["running", "passed", "failed", "not offered"]
+    status: Literal["running", "passed", "warned", "failed", "not offered"]
     seconds: float = 0.0
     message: str | None = None
 
@@ -96,7 +96,7 @@ class InferenceTest(BaseModel):
 
     @property
     def cost_usd(self) -> float:
-        """Return what the test has cost in US dollars, or the most that it can cost."""
+        """Return the cost of the test in US dollars; before its end, the most that it can cost."""
         summary = (self.result or {}).get("summary") or {}
         cost = summary.get("cost_usd")
         return float(self.max_cost_usd or 0.0) if cost is None else float(cost)
@@ -130,11 +130,11 @@ OUTPUT_SUFFIXES = (
 
 
 class InferenceTestStore:
-    """Manage all tests of one home."""
+    """Manage all tests of one home, or its checks of environments in a folder of their own."""
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, home: Path | None = None, folder: str = "inference_tests") -> None:
         self.home = home or paths.home()
-        self.root = self.home / "inference_tests"
+        self.root = self.home / folder
 
     def dir(self, test_id: str) -> Path:
         """Return the folder of a test."""
@@ -215,9 +215,7 @@ class InferenceTestStore:
         return test
 
     def get_run_dir(self, test_id: str) -> RunDir:
-        """Return the folder with the lock that is held while the test's flow or a process of it is
-        alive.
-        """
+        """Return the folder with the lock that is held while a process of the test is alive."""
         return RunDir(self.root, test_id)
 
     def fail(self, test_id: str, reason: str) -> InferenceTest:

@@ -33,7 +33,7 @@ WORDS_BEST_FIRST: tuple[VerdictWord, ...] = ("learnable", "too easy", "too hard"
 
 
 class InferenceCounts(BaseModel):
-    """Hold what a test has counted; `scores_P` has one list of scores per group."""
+    """Hold the counts of a test; `scores_P` has one list of scores per group."""
 
     scores_P: list[list[float]] = []
     empty: int = 0

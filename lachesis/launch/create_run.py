@@ -1,4 +1,4 @@
-"""Create a run or a test from what was resolved: its record, its configuration, its provenance."""
+"""Create the record, configuration and provenance of a run or test from its resolved launch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def create_run(
 
 
 def discard_run(store: RunStore, record: RunRecord) -> None:
-    """Remove a run that was never submitted, and take back what it was promised."""
+    """Remove a run that was never submitted, and release its promised money."""
     store.discard(record.run_id)
     with hold_ledger(store.home) as ledger:
         ledger.withdraw(record.submission_key)
@@ -125,7 +125,7 @@ def _find_forecast(
 
 
 def _describe_additional_environments(launch: ResolvedLaunch) -> dict[str, AdditionalEnvironment]:
-    """Return the file and fingerprint of each environment beside the first one, by name."""
+    """Return the file and fingerprint of each additional environment, by name."""
     configs = launch.config.build_environment_configs()
     return {
         name: AdditionalEnvironment(
@@ -157,7 +157,7 @@ def create_test(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceT
 
 
 def discard_test(tests: InferenceTestStore, test: InferenceTest) -> None:
-    """Remove a test that was never submitted, and take back what it was promised."""
+    """Remove a test that was never submitted, and release its promised money."""
     tests.discard(test.test_id)
     with hold_ledger(tests.home) as ledger:
         ledger.withdraw(test.submission_key)

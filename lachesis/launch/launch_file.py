@@ -24,6 +24,7 @@ from lachesis.environment_catalog.lookup import EnvironmentSchema, get_name_or_f
 from lachesis.launch.resolve import drop_defaults
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
+from lachesis.runs.suggested_commands import find_environment
 
 # Columns of the comments in a launch file.
 COMMENT_WIDTH = 79
@@ -117,10 +118,7 @@ def make_similar_spec(
         LachesisError: The run's configuration or its environment cannot be read.
     """
     config = read_effective_config(store.dir(record.run_id))
-    own_environment = record.environment
-    # A file that was moved since is found by the environment's name, if it is found at all.
-    if Path(record.environment_file).is_file():
-        own_environment = get_name_or_file(record.environment, record.environment_file)
+    own_environment = find_environment(record)
     settings = _list_unlocked_values(config)
     if environment not in (None, own_environment):
         for field in config.env.model_extra or {}:
@@ -156,7 +154,7 @@ def _list_unlocked_values(config: RunConfig) -> Json:
 
 
 def render_launch_file(spec: LaunchSpec, description: Json, defaults: Json) -> str:
-    """Return a launch file with every field that can be set, its meaning and what is allowed.
+    """Return a launch file with every field that can be set, its meaning and its allowed values.
 
     Args:
         spec: The launch whose values the file has.
@@ -187,7 +185,7 @@ def render_launch_file(spec: LaunchSpec, description: Json, defaults: Json) -> s
 
 
 def _format_field(field: Json, default_value: Any) -> list[str]:
-    """Return the lines of one field: what it is, what is allowed, and its value."""
+    """Return the lines of one field: its meaning, its allowed values, and its value."""
     default = _format_value("default", default_value).replace("\n", " ")
     allowed = f"{field['allowed']}; {default}"
     return [

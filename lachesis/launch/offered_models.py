@@ -27,7 +27,7 @@ MAX_NAMES = 12
 
 
 class OfferedModel(ResponseModel):
-    """Describe one model; what is not known is null."""
+    """Describe one model that can be trained; unknown properties are null."""
 
     name: str
     max_context_length: int | None
@@ -87,7 +87,7 @@ def list_models(profile: str, home: Path) -> ModelList:
 
 
 def ask_offered_models(profile: str) -> list[Json]:
-    """Return what the profile's server says about its models.
+    """Return the entries of the models that the profile's server offers.
 
     Raises:
         MissingKeyError: A key is missing or refused.
@@ -126,7 +126,7 @@ def require_offered_model(profile: str, model: str) -> None:
 
 
 def describe_model(name: str, home: Path, entry: Json | None = None) -> OfferedModel:
-    """Return what is known about a model on this machine and from its server's entry."""
+    """Return the properties of a model, from its files on this machine and its server's entry."""
     settings, template = read_model_settings(name), read_chat_template(name)
     has_files = bool(settings) or template is not None
     context = (entry or {}).get("max_context_length") or settings.get("max_position_embeddings")

@@ -1,4 +1,4 @@
-"""Say what a launch would be: its record with the forecast, its services, and what is missing."""
+"""Preview a launch: the record with the forecast, the services, and missing requirements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREVIEWED_ID = "RUN_ID"
 
 @dataclass(frozen=True)
 class LaunchPreview:
-    """Hold what a start would make of a launch."""
+    """Hold the record, the services and the problem of a launch that was not started."""
 
     launch: ResolvedLaunch
     record: RunRecord

@@ -87,7 +87,7 @@ class LaunchFields:
         return checked
 
     def _states_locked_value(self, name: str, value: object, base_config: RunConfig) -> bool:
-        """Return whether an edit gives a locked field the value that it has in any case."""
+        """Return whether an edit gives a locked field the value of the profile."""
         field = self.fields.find(name)
         section = getattr(base_config, field.section, None)
         return (
@@ -291,8 +291,7 @@ def resolve_launch(spec: LaunchSpec, store: RunStore, schema_timeout_s: float) -
 def resolve_at_place(
     spec: LaunchSpec, store: RunStore, schema_timeout_s: float, key_names: KeyNames
 ) -> ResolvedLaunch:
-    """Resolve a launch whose place has what it needs: keys, an installed back end, a server that
-    fits.
+    """Resolve a launch at a place that has its requirements: keys, a back end, a suitable server.
 
     Raises:
         MissingKeyError: A key is not set.
@@ -354,7 +353,7 @@ def uses_checked_server(config: RunConfig) -> bool:
 def resolve_test(
     spec: TestSpec, home: Path, schema_timeout_s: float, key_names: KeyNames
 ) -> ResolvedTest:
-    """Resolve an inference test and check what it needs to start, without making anything.
+    """Resolve an inference test and check its requirements, without creating anything.
 
     Raises:
         LachesisError: A value or a model cannot be used, or a key is missing.

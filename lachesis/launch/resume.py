@@ -9,7 +9,6 @@ from lachesis.base.errors import RunStateError, StorageError
 from lachesis.base.files import make_private_folder, storage_errors, write_private
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
-from lachesis.checkpoints import start_from_checkpoint
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config.field_edits import replace_resumed_values
 from lachesis.config.launch_spec import STEPS_FIELD
@@ -20,6 +19,7 @@ from lachesis.runs.folder import RunDir
 from lachesis.runs.host_clock import make_host_fields
 from lachesis.runs.record import RunRecord, describe_attempt, get_attempt_duration_s
 from lachesis.runs.store import RunStore, read_effective_config
+from lachesis.runs.suggested_commands import advise_new_run
 from lachesis.spending import agent_limits
 from lachesis.spending.budgets import find_exceeded_limit, read_budget_usage
 from lachesis.spending.ledger import hold_ledger
@@ -88,7 +88,7 @@ def prepare_resume(
     run_dir = store.dir(record.run_id)
     config = asked_config = read_effective_config(run_dir)
     if changes:
-        hint = start_from_checkpoint.advice(record, run_dir, changes)
+        hint = advise_new_run(record, _find_newest_step(run_dir), changes)
         config = replace_resumed_values(config, changes, hint, is_owner=by_owner)
     # An agent may not go on with more money than the owner's policy leaves to it.
     if not by_owner:
@@ -108,7 +108,7 @@ def prepare_resume(
 
 
 def _list_changed_values(old: RunConfig, new: RunConfig) -> Json:
-    """Return the steps and limits of a configuration that differ from another one, by field."""
+    """Return the steps and limits in which a configuration differs from another, by field."""
     old_values, new_values = old.limits.model_dump(), new.limits.model_dump()
     changed = {
         f"limits.{name}": value for name, value in new_values.items() if value != old_values[name]
@@ -129,8 +129,8 @@ def _require_steps_left(
         total_steps: The number of its last step.
         is_new_total: Whether this number was given for the resume.
     """
-    newest = Checkpoints(run_dir.checkpoints).find_newest()
-    num_made = newest.step if newest else 0
+    newest_step = _find_newest_step(run_dir)
+    num_made = newest_step or 0
     if is_new_total and total_steps <= num_made:
         raise RunStateError(
             f"total_steps is {total_steps}, and run {record.run_id} has made {num_made} steps; "
@@ -140,8 +140,13 @@ def _require_steps_left(
         raise RunStateError(
             f"run {record.run_id} has completed its {record.total_steps} steps; `lachesis "
             f"resume {record.run_id} --set total_steps={2 * record.total_steps}` trains on"
-            f"{start_from_checkpoint.advice(record, run_dir, (), 'train with other settings')}"
+            f"{advise_new_run(record, newest_step, (), 'train with other settings')}"
         )
+
+
+def _find_newest_step(run_dir: RunDir) -> int | None:
+    newest = Checkpoints(run_dir.checkpoints).find_newest()
+    return newest.step if newest else None
 
 
 def _require_budget(record: RunRecord, run_dir: RunDir, config: RunConfig) -> None:
@@ -231,7 +236,7 @@ def undo_attempt(store: RunStore, queued_record: RunRecord, former_fields: Json)
 
 
 def needs_new_attempt(record: RunRecord) -> bool:
-    """Return whether a flow run that starts now has to make a new attempt of the run, because a
-    flow has already begun this one.
+    """Return whether a starting flow run must make a new attempt, because a flow has already begun
+    the current attempt.
     """
     return record.started_at is not None

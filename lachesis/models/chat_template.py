@@ -83,7 +83,7 @@ def build_template_kwargs(template: str | None, thinking: Thinking | None, kwarg
 
 
 def find_thinking_switch(template: str) -> ThinkingSwitch:
-    """Return what a chat template says about thinking."""
+    """Return how a chat template switches thinking; None if it has no switch."""
     # A name in quotes or after a dot is no variable of the template.
     for keyword in _SWITCHES:
         if re.search(rf"(?<![\w.'\"]){keyword}(?![\w'\"])", template):

@@ -179,7 +179,7 @@ def _require_on_hub(name: str) -> None:
         )
     hub = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise _make_unreachable_error(name, "HF_HUB_OFFLINE is set, so the Hub is not asked")
+        raise _make_unreachable_error(name, "HF_HUB_OFFLINE is set, so the Hub was not contacted")
     token = _read_hub_token()
     try:
         response = httpx.head(

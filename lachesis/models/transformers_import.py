@@ -20,7 +20,7 @@ def leave_out_bitsandbytes() -> None:
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Collect no garbage in the block, and never look at what it has made."""
+    """Pause garbage collection in the block, and exempt its objects from later collections."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -17,6 +17,7 @@ from lachesis.monitor.run_history import (
     compute_recent_mean,
     get_recent_values,
 )
+from lachesis.runs.suggested_commands import format_command
 
 # Rollouts without any signal after which a run is broken. With this many, a success rate of one in
 # a thousand can be excluded at a confidence of 99 %.
@@ -76,9 +77,10 @@ def advise_more_signal(history: RunHistory) -> str:
         f"stronger model"
     ]
     if facts.can_be_taught:
+        build = format_command("model", "build", "--for", facts.environment)
         parts.append(
-            f"`lachesis model build --for {facts.environment}` teaches a tiny model the task, "
-            f"which is then the default model of `lachesis train {facts.environment}`"
+            f"`{build}` teaches a tiny model the task, which is then the default model of "
+            f"`{format_command('train', facts.environment)}`"
         )
     larger_group_size = 2 * facts.group_size
     is_divisible = (

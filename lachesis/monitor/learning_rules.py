@@ -45,6 +45,7 @@ from lachesis.monitor.weight_detectors import (
     find_non_finite_loss,
     find_unchanged_weights,
 )
+from lachesis.runs.suggested_commands import format_command
 
 # Batches' worth of unused rollouts before the first step that count as a sign of trouble.
 MIN_WASTED_BATCHES = 3
@@ -131,7 +132,7 @@ def find_only_invalid_rollouts(history: RunHistory) -> Finding | None:
         f"score{describe_invalid_reasons(history)}",
         advice=f"{history.facts.format_stop_prefix()}look in "
         f"{history.facts.format_logs_command('env')} for what the environment raises, "
-        f"and check it: `lachesis env check {history.facts.environment}`",
+        f"and check it: `{format_command('env', 'check', history.facts.environment)}`",
     )
 
 

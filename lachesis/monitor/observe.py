@@ -82,7 +82,7 @@ def observe_runs(store: RunStore, records: list[RunRecord]) -> list[Observation]
 
 
 def observe_files(store: RunStore, record: RunRecord) -> Observation:
-    """Return what the files and processes of a run show, without querying its services."""
+    """Observe a run by its files and processes, without querying its services."""
     observation = Observation(record, store.dir(record.run_id))
     try:
         _read_files(observation)

@@ -34,6 +34,7 @@ from lachesis.runs.ending import is_elsewhere
 from lachesis.runs.held_out_results import find_newest_result
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.runs.suggested_commands import find_environment, list_further_environments
 from lachesis.spending.budgets import compute_budget_shares
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ MAX_HEALTH_AGE_S = 180.0
 
 
 def judge_observation(observation: Observation, memory: MonitorMemory) -> RunHealth:
-    """Judge a run by what was observed of it, and update the running sums in its memory."""
+    """Judge a run by an observation, and update the running sums in its memory."""
     memory.trend = update_trend(memory.trend, observation.run_dir, observation.record)
     return judge_learning(
         select_judged_steps(observation),
@@ -122,7 +123,7 @@ def refresh_health(store: RunStore, record: RunRecord) -> RunRecord:
 
 
 def _judge_files(store: RunStore, record: RunRecord, *, should_save: bool) -> dict[str, Any]:
-    """Judge a run from its files alone, and return what the record keeps of it."""
+    """Judge a run from its files alone, and return the judgement as the record keeps it."""
     observation = observe_files(store, record)
     memory = load_memory(observation.run_dir, record)
     health = judge_observation(observation, memory)
@@ -160,23 +161,15 @@ def build_health_entry(
     }
 
 
-def _describe_mixture(record: RunRecord, config: RunConfig) -> tuple[str, ...]:
-    """Return the further environments of the run with their weights, as the options of a start."""
-    return tuple(
-        f"{_format_environment(name, code.environment_file)}="
-        f"{config.env.mixture.get(name, {}).get('weight', 1)}"
-        for name, code in record.additional_environments.items()
-    )
-
-
 def collect_facts(observation: Observation) -> RunFacts:
-    """Return what is known about the run apart from its steps."""
+    """Return the facts about a run that advice needs, apart from its steps."""
     record, config = observation.record, observation.config
     checkpoints_folder = observation.run_dir.checkpoints
     home = observation.run_dir.path.parent.parent
     facts: dict[str, Any] = {
         "run_id": record.run_id,
-        "environment": _format_environment(record.environment, record.environment_file),
+        "environment": find_environment(record),
+        "additional_environments": list_further_environments(record),
         "profile": record.profile,
         "total_steps": record.total_steps,
         "batch_size": record.batch_size,
@@ -203,7 +196,6 @@ def _collect_config_facts(record: RunRecord, config: RunConfig) -> dict[str, Any
         "group_size": config.env.group_size,
         "learning_rate": config.tinker.learning_rate,
         "max_token_length": config.env.max_token_length,
-        "additional_environments": _describe_mixture(record, config),
         "effective_values": {
             "max_batches_offpolicy": str(config.env.max_batches_offpolicy),
             "loss_fn": config.effective_loss,
@@ -234,13 +226,6 @@ def _offers_examples(file: Path) -> bool:
         return EXAMPLE_METHOD.search(file.read_text(errors="replace")) is not None
     except OSError:
         return False
-
-
-def _format_environment(name: str, file: str) -> str:
-    """Return the environment's name if it can be found by name, else its file."""
-    if Path(file).parent in paths.environment_dirs():
-        return name
-    return file
 
 
 @functools.cache

@@ -6,7 +6,6 @@ only checkpoints that exist and sets only fields that the run's profile allows.
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.checkpoints.start_from_checkpoint import format_edits
 from lachesis.monitor.reward_trend import WINDOW, Trend
+from lachesis.runs.suggested_commands import LaunchCommand
 
 Step = dict[str, Any]
 HealthLevel = Literal["too early", "unknown", "healthy", "not learning", "suspect", "broken"]
@@ -101,7 +100,8 @@ class RunFacts:
     """
 
     def find_checkpoint_before(self, step: int | None) -> int | None:
-        """Return the newest checkpoint at or before `step`; None without one, or without `step`.
+        """Return the newest checkpoint at or before `step`; None if there is none, or without
+        `step`.
 
         A later one may have been spoiled by what happened after `step`.
         """
@@ -116,28 +116,18 @@ class RunFacts:
         return f"`lachesis stop {self.run_id}`; then "
 
     def format_train_command(self, *edits: str, start_from: int | None = None) -> str:
-        """Return the command that starts a new run like this one, with these edits."""
-        argv = ["lachesis", "train", self.environment]
-        argv += [
-            argument
-            for environment in self.additional_environments
-            for argument in ("--with", environment)
-        ]
-        if self.profile != "embedded":
-            argv += ["--profile", self.profile]
-        if start_from is not None:
-            argv += ["--from", f"{self.run_id}@{start_from}"]
-        elif self.model is not None:
-            argv += ["--model", self.model]
-        allowed_edits = dict(
-            (name, value)
-            for name, _, value in (edit.partition("=") for edit in edits)
-            if name in self.tunable_fields
+        """Return the command that starts a new run with the values of this run and these edits."""
+        values = dict(edit.split("=", 1) for edit in edits)
+        command = LaunchCommand(
+            environment=self.environment,
+            further_environments=self.additional_environments,
+            profile=self.profile,
+            model=self.model,
+            from_checkpoint=None if start_from is None else f"{self.run_id}@{start_from}",
+            settings=self.set_fields,
+            edits={name: value for name, value in values.items() if name in self.tunable_fields},
         )
-        settings = format_edits(
-            allowed_edits, self.set_fields, from_checkpoint=start_from is not None
-        )
-        return f"`{shlex.join([*argv, *settings])}`"
+        return f"`{command.format_training()}`"
 
     def advise_training(self, *edits: AdvisedEdit, start_from: int | None = None) -> str:
         """Return the command that starts a new run and its effect, as a sentence.
@@ -196,14 +186,14 @@ class RunFacts:
 
     def format_test_command(self, environment: str | None = None) -> str:
         """Return the command that tests the environment with the run's base model."""
-        argv = ["lachesis", "test", environment or self.environment]
-        if self.profile != "embedded":
-            argv += ["--profile", self.profile]
-        if self.model is not None:
-            argv += ["--model", self.model]
-        # The fields of this run's first environment need not be those of another one.
-        settings = [] if environment else format_edits({}, self.set_fields)
-        return f"`{shlex.join([*argv, *settings])}`"
+        command = LaunchCommand(
+            environment=environment or self.environment,
+            profile=self.profile,
+            model=self.model,
+            # The fields of this run's first environment need not be those of another one.
+            settings={} if environment else self.set_fields,
+        )
+        return f"`{command.format_test()}`"
 
     def format_logs_command(self, service: str) -> str:
         """Return the command that shows the log of a service."""

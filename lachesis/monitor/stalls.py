@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.json_text import Json
 from lachesis.monitor.observe import Observation
-from lachesis.supervision.services.spec import get_service_role
+from lachesis.supervision.services.order import START_ORDER, TITLES, get_service_role
 
 STOPPED_STATES = ("stopped", "tracing-stop")
 PHASE_TIME_KEYS = {"rollouts": "time/rollouts", "forward_backward": "time/forward_backward",
@@ -42,11 +42,8 @@ WAITING_TEXTS = (
 MAX_LOOP_SILENCE_S = 10.0
 # Multiple of its usual duration after which a phase counts as stalled.
 MAX_PHASE_SLOWDOWN = 5.0
-SERVICE_TITLES = {
-    "trainer": "the inference server",
-    "api": "the Atropos API",
-    "engine": "the engine",
-}
+# The services that answer questions about themselves.
+ASKED_SERVICES = ("trainer", "api", "engine")
 
 
 class Stall(BaseModel):
@@ -82,7 +79,7 @@ def find_stall(
 
 def _find_stopped_process(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
     """Find a process that was stopped by a signal; this is certain without waiting."""
-    role_order = ("environment", "trainer", "api", "engine", "backend", "flow")
+    role_order = (*reversed(START_ORDER), "flow")
     stopped = [
         name
         for service_role in role_order
@@ -111,15 +108,14 @@ def _find_stopped_process(observation: Observation, silent_since: dict[str, floa
 
 
 def _find_silent_service(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
-    for name, title in SERVICE_TITLES.items():
+    for name in ASKED_SERVICES:
         since = silent_since.get(name)
-        if (
-            since is not None
-            and observation.observed_at - since >= observation.limits.stall_after_s
-        ):
-            return _make_stall(
-                name, since, f"{title} has not answered for {observation.observed_at - since:.0f} s"
-            )
+        if since is None:
+            continue
+        silent_s = observation.observed_at - since
+        if silent_s >= observation.limits.stall_after_s:
+            evidence = f"{TITLES[name]} has not answered for {silent_s:.0f} s"
+            return _make_stall(name, since, evidence)
     return None
 
 

@@ -16,8 +16,8 @@ from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.observe import Observation, observe_runs
-from lachesis.monitor.prefect_artifacts import Publisher
 from lachesis.monitor.run_health import (
     build_health_entry,
     judge_observation,
@@ -35,13 +35,12 @@ from lachesis.runs.ending import has_crashed, is_elsewhere
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from lachesis.spending.budgets import compute_budget_shares
 from lachesis.supervision import leftovers, process_marks
 
 log = logging.getLogger("lachesis.monitor")
 # Automatic resumes of a run that stalls repeatedly; after that it is stopped.
 MAX_AUTO_RESUMES = 3
-# Seconds after the end of a run for which its last report is tried again.
+# Seconds after the end of a run for which its last verdict is published again.
 WATCH_AFTER_END_S = 900.0
 # Seconds between wall clock and monotonic clock from which the clock was set or the host was
 # asleep.
@@ -53,13 +52,12 @@ MAX_STOPPING_S = 300.0
 
 @dataclass
 class WatchedRun:
-    """Hold what one tick found about one run."""
+    """Hold the observation, the judgement and the actions of one tick for one run."""
 
     observation: Observation
     memory: MonitorMemory
     health: RunHealth
     stall: Stall | None
-    budget_shares: dict[str, float]
     messages: list[str] = field(default_factory=list)
     """What this tick did about the run, or could not do."""
     is_published: bool = False
@@ -100,7 +98,7 @@ class Monitor:
             except Exception as error:
                 watched.messages.append(f"not done: {error}")
         try:
-            Publisher(self.store.home).publish(watched_runs, records)
+            prefect_artifacts.publish_runs(watched_runs)
         except Exception as error:
             log.warning("not everything was published: %s", error)
         for watched in watched_runs:
@@ -131,18 +129,18 @@ class Monitor:
                 log.exception("run %s cannot be judged", observation.record.run_id)
         return watched_runs
 
-    def publish_report(self, record: RunRecord) -> RunRecord:
+    def publish_verdict(self, record: RunRecord) -> RunRecord:
         """Judge and publish one run without waiting for the next tick, and return its record.
 
         The next tick still applies policies and looks for leftover processes.
 
         Raises:
-            LachesisError: The Prefect server does not answer, or refuses the report.
+            LachesisError: The Prefect server does not answer, or refuses the verdict.
         """
         watched = self._judge(observe_runs(self.store, [record])[0])
         self._write_health(watched)
         with PrefectApi().reuse_connection() as api:
-            Publisher(self.store.home).publish_run(api, watched)
+            prefect_artifacts.publish_run(api, watched)
         self._save_memory(watched)
         return watched.record
 
@@ -155,7 +153,7 @@ class Monitor:
         return record.resume_requested or not record.is_end_handled
 
     def _may_publish(self, record: RunRecord) -> bool:
-        """Return whether the last report of an ended run may still reach its flow run."""
+        """Return whether the last verdict on an ended run may still reach its flow run."""
         return (
             record.flow_run_id is not None
             and record.ended_at is not None
@@ -186,7 +184,6 @@ class Monitor:
             memory,
             health,
             stall,
-            compute_budget_shares(observation.limits, observation.budget_usage),
             messages,
         )
 

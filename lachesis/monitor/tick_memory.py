@@ -1,4 +1,4 @@
-"""Keep what the monitor must remember between two ticks in the run's `monitor.json`."""
+"""Keep the monitor's memory between two ticks in the run's `monitor.json`."""
 
 from __future__ import annotations
 

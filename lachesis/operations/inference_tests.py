@@ -8,8 +8,10 @@ from lachesis.environment_catalog.lookup import SCHEMA_TIMEOUT_S
 from lachesis.inference_tests.store import (
     EMBEDDED,
     TINKER,
+    InferenceRequest,
     InferenceTest,
     InferenceTestStore,
+    Stage,
     get_model_name,
 )
 from lachesis.launch.create_run import create_test, discard_test
@@ -18,12 +20,26 @@ from lachesis.prefect_client import background_serve, refresh, submit
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 
-__all__ = ["EMBEDDED", "TINKER", "InferenceTest", "ResolvedTest", "get_model_name", "open_tests"]
+__all__ = [
+    "EMBEDDED",
+    "TINKER",
+    "InferenceRequest",
+    "InferenceTest",
+    "InferenceTestStore",
+    "ResolvedTest",
+    "Stage",
+    "get_model_name",
+]
 
 
 def open_tests(store: RunStore) -> InferenceTestStore:
     """Return the tests of the home that these runs are in."""
     return InferenceTestStore(store.home)
+
+
+def open_checks() -> InferenceTestStore:
+    """Return the checks of environments of this home, each kept as a test."""
+    return InferenceTestStore(folder="checks")
 
 
 def check_test(

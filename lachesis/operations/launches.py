@@ -18,7 +18,6 @@ from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.profiles import check_profile, list_missing_keys
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.lookup import SCHEMA_TIMEOUT_S
-from lachesis.inference_tests.required_test import make_test_command
 from lachesis.inference_tests.store import InferenceTestStore
 from lachesis.launch import choose_model, launch_file, preview, resolve
 from lachesis.launch.choose_model import describe_default_model, require_loadable_model
@@ -50,7 +49,6 @@ __all__ = [
     "fetch_and_describe",
     "list_models",
     "make_launch_schema",
-    "make_test_command",
     "render_launch_file",
     "require_loadable_model",
 ]
@@ -147,7 +145,7 @@ def make_similar_spec(
 def resolve_launch(
     store: RunStore, spec: LaunchSpec, *, schema_timeout_s: float = SCHEMA_TIMEOUT_S
 ) -> ResolvedLaunch:
-    """Resolve a launch whose profile has what it needs here; nothing is started.
+    """Resolve a launch whose profile has its requirements here, without starting anything.
 
     Raises:
         LachesisError: The launch cannot start with these values.
@@ -174,13 +172,15 @@ def check_launch(
 def preview_launch(
     store: RunStore, spec: LaunchSpec, *, schema_timeout_s: float = SCHEMA_TIMEOUT_S
 ) -> LaunchPreview:
-    """Return what a start would make of a launch; nothing is written."""
+    """Return the preview of a start; nothing is written."""
     tests, key_names = InferenceTestStore(store.home), background_serve.read_key_names()
     return preview.preview_launch(spec, store, tests, schema_timeout_s, key_names)
 
 
 def find_forecast(store: RunStore, launch: ResolvedLaunch) -> Json | None:
-    """Return what a test of the same model and code forecasts for a launch, or None."""
+    """Return the forecast of a launch, from a test of the same model and code; None without such a
+    test.
+    """
     tests = InferenceTestStore(store.home)
     return make_run_record(launch, preview.PREVIEWED_ID, tests).forecast
 

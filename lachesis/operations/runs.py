@@ -46,13 +46,13 @@ def get_run(store: RunStore, run_id: str) -> RunRecord:
 
 
 def view_run(store: RunStore, run_id: str) -> RunView:
-    """Return all that is known of a run, as the server and its last judgement tell it."""
+    """Return a view of a run, up to date with its server and its last judgement."""
     return observe_run(store, run_id).view
 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """Hold what is known of a run, with what only the Prefect server knows."""
+    """Hold a view of a run, with its page and its place in the queue of the Prefect server."""
 
     view: RunView
     ui_url: str | None
@@ -64,14 +64,14 @@ class ObservedRun:
 
     @property
     def phase(self) -> str:
-        """Return what the run is doing, in words."""
+        """Return the present activity of the run, in words."""
         if self.queue:
             return f"waiting for place {self.queue['place']} in the queue"
         return self.view.record.phase
 
 
 def observe_run(store: RunStore, run_id: str) -> ObservedRun:
-    """Return what is known of a run now."""
+    """Return a run as its files and the Prefect server describe it now."""
     observed_records, warning = refresh.refresh_runs(store, [store.load(run_id)])
     record = judge_run(store, observed_records[0])
     return ObservedRun(
@@ -216,7 +216,7 @@ def require_all_removable(store: RunStore, run_ids: Sequence[str]) -> dict[str, 
 
 
 def remove_runs(store: RunStore, run_ids: Sequence[str]) -> None:
-    """Remove ended runs with all their files; what they have cost stays in the ledger."""
+    """Remove ended runs with all their files; their cost stays in the ledger."""
     for run_id in run_ids:
         record = get_run(store, run_id)
         require_removable(store, record)

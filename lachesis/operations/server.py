@@ -1,4 +1,4 @@
-"""Find, start and end the Prefect server, the runner and what they have left, for all surfaces."""
+"""Find, start and end the Prefect server, the runner and their leftovers, for all surfaces."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def call_with_server(
     is_forbidden: bool = False,
     home: Path | None = None,
 ) -> T:
-    """Return what `call` returns; start a server if that is all that it lacks.
+    """Return the result of `call`; start a server and call again if only a server is missing.
 
     The server and its runner outlive this process. Callers that come at the same time get the same
     server.

@@ -9,7 +9,7 @@ from pathlib import Path
 from lachesis.base.json_text import Json
 from lachesis.checkpoints import export_weights, push_to_hub
 from lachesis.config.profiles import adopt_profile_keys
-from lachesis.operations.runs import get_run
+from lachesis.operations.runs import get_run, view_run
 from lachesis.reporting.model_card import build_model_card
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore, read_effective_config
@@ -27,7 +27,7 @@ def export_run(
     merged: bool = False,
     verify: bool = True,
 ) -> Json:
-    """Export the weights of a run, and return the note that lies beside them.
+    """Export the weights of a run, and return the note written beside them.
 
     Raises:
         CheckpointError: The exported weights differ from those that were trained.
@@ -69,7 +69,7 @@ def export_and_push_run(
     note = export_weights.find_earlier_export(
         record, run_dir, target, checkpoint=checkpoint, merged=merged
     ) or _export(store, record, target, checkpoint, merged=merged, verify=verify)
-    card = build_model_card(record, run_dir, note, repository, merged=merged)
+    card = build_model_card(view_run(store, record.run_id), note, repository, merged=merged)
     pushed = push_to_hub.push_weights(repository, target, note, card, merged=merged, public=public)
     return {**note, "pushed": pushed}
 

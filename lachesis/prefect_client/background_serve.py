@@ -36,7 +36,7 @@ START_TIMEOUT_S, STOP_TIMEOUT_S = 180.0, 300.0
 
 
 def get_deployment_suffix(home: Path) -> str:
-    """Return what distinguishes this home's deployments at a server that other homes may share.
+    """Return the suffix of this home's deployments, which tells homes at one server apart.
 
     It is $LACHESIS_DEPLOYMENT, else a hash of the home if $PREFECT_API_URL names a server, else
     `local`, which means no suffix. A flow gets it from its runner.
@@ -56,7 +56,7 @@ def get_deployment_name(flow: str, home: Path) -> str:
 
 
 def find_running_server() -> dict[str, Any] | None:
-    """Return what the launcher of this home has written, or None if its server does not respond."""
+    """Return the information file of this home's `serve`; None if its server does not respond."""
     server_info = read_server_info()
     if server_info is not None and PrefectApi(server_info["api_url"]).is_healthy():
         return server_info
@@ -113,9 +113,7 @@ def find_deployment(flow: str, home: Path) -> tuple[PrefectApi, Any]:
 
 
 def find_server_problem(home: Path) -> str | None:
-    """Return what is missing for a run to start: the server or a runner of this home; None if
-    nothing is.
-    """
+    """Return which of server and runner is missing for a run to start; None if both are there."""
     try:
         api = PrefectApi()
         api.require_healthy()
@@ -188,7 +186,7 @@ def can_start_server() -> bool:
 
 
 def start_background_server(timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
-    """Start a server and a runner that outlive this process, and return what the launcher wrote.
+    """Start a server and a runner that outlive this process, and return their information file.
 
     Callers that come at the same time get the same server. `stop_server` ends it.
 

@@ -112,7 +112,7 @@ def write_parameter_schema(deployment: RunnerDeployment, schema: ParameterSchema
 
 
 def explain_refusals() -> None:
-    """Let the server in this process say what is allowed for a parameter that it refuses."""
+    """Let the server in this process name the allowed values of a parameter that it refuses."""
     from prefect.utilities.schema_tools import validation
 
     class ExplainingJsonSchema:
@@ -152,7 +152,7 @@ def lock_sqlite_at_begin() -> None:
 
 
 def describe_refused_value(error: jsonschema.ValidationError) -> str:
-    """Return the reason of a refusal, with what is allowed."""
+    """Return the reason of a refusal, with the allowed values."""
     schema: Any = error.schema
     properties = schema.get("properties", {})
     if error.validator == "required":

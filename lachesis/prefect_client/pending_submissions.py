@@ -76,7 +76,7 @@ def send_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
 def _send(
     pending: Record, queued_at: str, *, submit: Callable[[], Record], fail: Callable[[str], Record]
 ) -> Record:
-    """Return what a pending record has become: sent, failed, or as it is."""
+    """Send a pending record and return its new state: sent, failed, or unchanged."""
     age_s = seconds_between(queued_at)
     if age_s > MAX_PENDING_S:
         return fail(NEVER_SUBMITTED)

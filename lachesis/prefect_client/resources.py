@@ -277,8 +277,8 @@ class PrefectApi(PrefectHttp):
         return str(self._request("POST", "/block_documents/", body)["id"])
 
     def upsert_automation(self, automation: Json) -> None:
-        """Create the automation, or replace the one of the same name; the server allows equal
-        names.
+        """Create the automation, or replace the automation of the same name; the server allows
+        equal names.
         """
         automation_ids = self._find_automation_ids(automation["name"])
         if automation_ids:

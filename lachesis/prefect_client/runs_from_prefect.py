@@ -187,7 +187,7 @@ def _choose_checkpoint(store: RunStore, checkpoint: str | None, schedule: str | 
 
 
 def _find_living_run(store: RunStore, schedule: str) -> RunRecord | None:
-    """Return the run of a schedule that has not ended, if there is one.
+    """Return the run of a schedule that has not ended, or None.
 
     Raises:
         RunSkippedError: There is, and the list of runs shows already that a start was skipped

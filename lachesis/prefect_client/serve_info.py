@@ -28,7 +28,7 @@ LAUNCHER, SERVER, RUNNER = "launcher", "server", "runner"
 
 
 def read_server_info(home: Path | None = None) -> Json | None:
-    """Return what `serve` of this home has written, or None where neither it nor its server lives.
+    """Return the information file of this home's `serve`; None if neither it nor its server lives.
 
     The keys are `home`, `api_url`, `ui_url`, `keys`, `key_places`, `max_runs`, `started_at` and
     `processes`, the identities of `serve` and of what it has started.
@@ -124,7 +124,7 @@ def find_api_url(home: Path | None = None) -> str | None:
 
 
 def make_home_proof(mark: str) -> str:
-    """Return what the server of a home sends in `HOME_HEADER`.
+    """Return the value of `HOME_HEADER` by which a server proves that it belongs to a home.
 
     Args:
         mark: The mark of the home's processes, which nobody else can read.
@@ -133,7 +133,7 @@ def make_home_proof(mark: str) -> str:
 
 
 def find_expected_proof(api_url: str, home: Path | None = None) -> str | None:
-    """Return what answers from this address must prove, or None for a server that is not ours.
+    """Return the proof that a server at this address must send; None for a server that is not ours.
 
     Another home's server may listen at the address of this home's server after that has died.
     """

@@ -45,7 +45,7 @@ def cancel_run(
 
 
 def _cancel_unknown_flow_run(record: RunRecord, reason: str) -> None:
-    """Cancel the flow run of a submission whose answer is not known, if Prefect has made one.
+    """Cancel the flow run, if Prefect has created it, of a submission without a known answer.
 
     Without the server nothing is lost: a flow run of a run that has ended is refused.
     """

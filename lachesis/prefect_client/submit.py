@@ -26,7 +26,7 @@ UNCONFIRMED = "waiting for Prefect's answer; the start is sent again until there
 
 
 class AnswerUnknownError(Exception):
-    """The server was asked to schedule a flow run, and nobody knows whether it has done so."""
+    """It is not known whether the server has scheduled a requested flow run."""
 
 
 def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
@@ -163,7 +163,7 @@ def find_queue_position(record: RunRecord, home: Path) -> dict[str, int] | None:
 
 
 def get_run_url(record: RunRecord) -> str | None:
-    """Return the URL of the run's page, at the current server or else the one that ran it."""
+    """Return the URL of the run's page, at the current server or else the server that ran it."""
     url = find_api_url() or record.prefect_api_url
     if not url or not record.flow_run_id:
         return None

@@ -66,7 +66,7 @@ COUNTERS = ("step", "time")
 
 @dataclass(frozen=True)
 class ChosenCharts:
-    """Hold the curves of one run, and what is not drawn."""
+    """Hold the curves of one run that are drawn, and the titles of flat curves that are not."""
 
     main: Chart | None
     small: list[Chart]

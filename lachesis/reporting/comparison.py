@@ -141,7 +141,8 @@ def _is_behind(run: ComparedRun, best: ComparedRun) -> bool:
 
 
 def find_best_run(runs: Sequence[ComparedRun]) -> str:
-    """Return a sentence that says which run has the best held-out result, if that can be told."""
+    """Return a sentence that names the run with the best held-out result, if the intervals allow
+    it."""
     if len({run.record.environment for run in runs}) > 1:
         return "the runs are on different environments, so their results cannot be compared"
     ranking, num_evaluated = rank_runs(runs), sum(run.held_out is not None for run in runs)
@@ -222,7 +223,7 @@ def _describe_unlike(runs: Sequence[ComparedRun], comparison: Comparison) -> str
 def _describe_other(
     run: ComparedRun, best: ComparedRun, comparison: Comparison, letters: dict[str, str]
 ) -> str:
-    """Say how far a run is behind the best one, and what it did otherwise."""
+    """Describe how far a run is behind the best run, and which settings differ."""
     behind = _get_share(best) - _get_share(run)
     unlike = [
         f"{name} {format_setting(run.summary.settings.get(key))}"

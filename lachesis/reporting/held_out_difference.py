@@ -19,7 +19,7 @@ ItemShares = Mapping[tuple[str, str | None], float]
 
 @dataclass(frozen=True)
 class Difference:
-    """Hold a share of right answers less an earlier or another one, with its 95 % interval."""
+    """Hold the difference of two shares of right answers, with its 95 % interval."""
 
     value: float
     low: float | None = None
@@ -47,7 +47,7 @@ def compare_results(
     first_shares: ItemShares | None = None,
     second_shares: ItemShares | None = None,
 ) -> Difference:
-    """Return the second result less the first one.
+    """Return the second share of right answers minus the first, with its 95 % interval.
 
     Shares of the same items vary together, so that a comparison item by item sees smaller
     differences; without the answers to each item the interval of two independent shares is taken.

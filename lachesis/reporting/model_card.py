@@ -1,15 +1,16 @@
-"""Write the card of weights that are pushed to the Hugging Face Hub: what they are, how they were
-trained, and how to load them.
+"""Write the model card of weights pushed to the Hugging Face Hub: origin, training, and how to
+load them.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from lachesis.base.formatting import format_reward
 from lachesis.base.json_text import Json
-from lachesis.reporting.run_summary import RunSummary, get_model_name, summarize_run
-from lachesis.runs.folder import RunDir
-from lachesis.runs.held_out_results import HeldOutPoint, compute_interval, describe_point
+from lachesis.reporting.run_summary import get_model_name
+from lachesis.reporting.run_view import RunView
+from lachesis.runs.held_out_results import describe_point
 from lachesis.runs.record import RunRecord
 from lachesis.weight_agreement.parity import Parity
 
@@ -25,24 +26,22 @@ SHOWN_SETTINGS = {
 }
 
 
-def build_model_card(
-    record: RunRecord, run_dir: RunDir, note: Json, repository: str, *, merged: bool
-) -> str:
+def build_model_card(view: RunView, note: Json, repository: str, *, merged: bool) -> str:
     """Return the text of `README.md` of a repository.
 
     Args:
-        record: The run.
-        run_dir: Its folder.
+        view: The run.
         note: The note of the exported checkpoint.
         repository: OWNER/NAME.
         merged: Whether the repository holds the merged model, not the adapter.
     """
+    record = view.record
     model = get_model_name(record)
     what = "A model" if merged else "A LoRA adapter"
     origin = f"[{model}](https://huggingface.co/{model})"
     if Path(record.base_model).is_dir():
         origin = f"`{model}`"
-    rows = _list_rows(summarize_run(record, run_dir), note)
+    rows = _list_rows(view, note)
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(
         [
@@ -81,21 +80,18 @@ def _make_metadata(record: RunRecord, model: str, *, merged: bool) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _list_rows(summary: RunSummary, note: Json) -> dict[str, str]:
-    rows = {"step of training": f"{note['step']} of {summary.record.total_steps}"}
+def _list_rows(view: RunView, note: Json) -> dict[str, str]:
+    summary = view.summary
+    rows = {"step of training": f"{note['step']} of {view.record.total_steps}"}
     if note["reward"] is not None:
-        rows["mean reward since the checkpoint before"] = f"{note['reward']:.3f}"
+        rows["mean reward since the checkpoint before"] = format_reward(note["reward"])
     if summary.held_out_before is not None:
         rows["correct held-out answers before training"] = describe_point(summary.held_out_before)
-    if result := note["held_out"]:
-        interval = compute_interval(result["percent_correct"], result["items"])
-        point = HeldOutPoint(
-            step=result["step"],
-            percent_correct=result["percent_correct"],
-            **interval,  # type: ignore[arg-type]
-        )
-        name = f"correct held-out answers, weights of step {result['step']}"
-        rows[name] = describe_point(point)
+    evaluated_step = (note["held_out"] or {}).get("step")
+    for point in view.curve:
+        if point.step == evaluated_step:
+            name = f"correct held-out answers, weights of step {point.step}"
+            rows[name] = describe_point(point)
     for key, name in SHOWN_SETTINGS.items():
         value = summary.settings.get(key)
         if value not in (None, "default", {}, []):

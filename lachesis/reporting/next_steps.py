@@ -1,4 +1,4 @@
-"""Choose what can be done with a run now, as commands or calls of the asking user interface.
+"""Choose the next steps for a run now, as commands or calls of the asking user interface.
 
 Each step that is offered works: no resume that a used-up budget refuses, and the log of the process
 that can tell something.
@@ -6,19 +6,17 @@ that can tell something.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from lachesis.base.errors import LachesisError
 from lachesis.checkpoints.manifests import Checkpoints
-from lachesis.environment_catalog.lookup import get_name_or_file
 from lachesis.runs.end_causes import CAUSES
 from lachesis.runs.ending import find_end_cause
 from lachesis.runs.folder import RunDir, shorten_service_name
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import read_effective_config
+from lachesis.runs.suggested_commands import find_environment
 from lachesis.spending.budgets import find_exceeded_limit, read_budget_usage
 
 # Next steps as shell commands. Another user interface has its own texts for the same keys.
@@ -46,7 +44,7 @@ def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, 
     values = {
         "run": record.run_id,
         "service": _choose_service(record),
-        "environment": get_name_or_file(record.environment, record.environment_file),
+        "environment": shlex.quote(find_environment(record)),
     }
     keys = ["status", "stop"] if record.status == "pending" else ["status", "logs", "stop"]
     if record.has_ended:
@@ -68,7 +66,7 @@ def _list_keys_after_end(record: RunRecord, run_dir: RunDir, resume_key: str) ->
 
 
 def _choose_service(record: RunRecord) -> str:
-    """Return the process whose log tells most: the one that failed or stands still."""
+    """Return the service whose log to read first: the service that failed or stands still."""
     stalled_part = (record.stall or {}).get("part", "")
     if record.failed_service:
         service = record.failed_service
@@ -80,7 +78,8 @@ def _choose_service(record: RunRecord) -> str:
 
 
 def _choose_resume(record: RunRecord, run_dir: RunDir) -> tuple[str, dict[str, str]]:
-    """Return the key of the step that lets an ended run go on, or an empty one, and its values."""
+    """Return the key of the step that resumes an ended run, with its values; the key may be
+    empty."""
     next_step = CAUSES[find_end_cause(record)].next_step
     if next_step in ("check", ""):
         return next_step, {}
@@ -93,30 +92,3 @@ def _choose_resume(record: RunRecord, run_dir: RunDir) -> tuple[str, dict[str, s
     if exceeded is None:
         return "resume", {}
     return "raise_budget", {"limit": exceeded.field, "value": exceeded.propose_limit()}
-
-
-# Settings that options of their own give.
-SEED_FIELD = "tinker.seed"
-
-
-def make_repeat_command(record: RunRecord) -> str:
-    """Return the command with all settings that were given at the start, an option per line.
-
-    It needs nothing of this home, except files that a setting names.
-    """
-    options = [f"--profile {shlex.quote(record.profile)}", f"--seed {record.seed}"]
-    if record.spec.model:
-        options.append(f"--model {shlex.quote(record.spec.model)}")
-    if record.forked_from:
-        options.append(f"--from {shlex.quote(record.forked_from)}")
-    for key, value in record.set_fields.items():
-        if key != SEED_FIELD:
-            options.append(f"--set {shlex.quote(f'{key}={_write_value(value)}')}")
-    lines = [f"lachesis train {shlex.quote(record.environment)}", *options]
-    return " \\\n  ".join(lines)
-
-
-def _write_value(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)

@@ -110,7 +110,7 @@ MAX_LARGE_TOKENS = 4
 
 @dataclass(frozen=True)
 class AnswerColumn:
-    """Hold one answer with all that is known of it."""
+    """Hold one distinct answer with its score, its count and its tokens."""
 
     text: str
     count: int
@@ -143,7 +143,7 @@ class AnswerColumn:
 def build_answers(
     rows: Sequence[Json], tokenizer: Tokenizer | None, *, by_difference: bool = False
 ) -> list[AnswerColumn]:
-    """Return the answers of a group, the worst first; equal answers with equal scores are one."""
+    """Return the answers of a group, worst first; equal answers with equal scores appear once."""
     # Of sixteen answers often two or three are different.
     merged: dict[tuple[Any, ...], list[Json]] = {}
     for row in rows:
@@ -196,7 +196,7 @@ def _describe_reason(row: Json) -> str:
 
 
 def read_item_facts(item: str | None, prompt: str) -> tuple[str | None, list[tuple[str, str]]]:
-    """Return what an item expects, and its other values that the prompt does not show.
+    """Return the expected answer of an item, and its other values that the prompt does not show.
 
     Args:
         item: The item as JSON.

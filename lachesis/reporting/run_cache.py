@@ -1,4 +1,4 @@
-"""Read the runs of a home for pages that are asked for again and again.
+"""Cache the files of a home's runs for programs that read them again and again.
 
 What was read from a file is kept until the file changes, so that a list of a thousand runs costs
 a look at each file's time and size. Nothing is written, except what any command that shows a run
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class RunCache:
-    """Hold what was read of the runs of one home.
+    """Cache the records, metrics and rollouts of one home's runs.
 
     Args:
         store: The runs.
@@ -69,7 +69,7 @@ class RunCache:
         return self._keep("summary", record.run_id, state, lambda: summarize_run(record, run_dir))
 
     def view(self, run_id: str) -> RunView:
-        """Return all that is known of a run.
+        """Return the view of a run.
 
         Raises:
             UnknownRunError: There is no such run.
@@ -90,7 +90,7 @@ class RunCache:
         return self._keep("reward", run_id, stat_file(metrics), read)
 
     def read_group_table(self, run_id: str, text: str = "") -> GroupTable:
-        """Return a line per group of the run's rollouts, or per group with a text.
+        """Return a line per group of the run's rollouts, or per group that contains a string.
 
         Raises:
             StorageError: The rollouts cannot be read.
@@ -133,7 +133,7 @@ class RunCache:
         self._refresh()
 
     def _keep(self, kind: str, run_id: str, state: object, read: Callable[[], T]) -> T:
-        """Return what was read before if its files are in the same state, else read it."""
+        """Return the cached value if its files are in the same state, else read it."""
         kept = self._values.get((kind, run_id))
         if kept is not None and kept[0] == state:
             value: T = kept[1]

@@ -42,7 +42,8 @@ def build_curves(
 
 
 def locate_marks(view: RunView, axis: Axis) -> Json:
-    """Return where held-out results, kept checkpoints and the first bad step of a run lie."""
+    """Return the positions of held-out results, kept checkpoints and the first bad step of a
+    run."""
     curves, since = RunCurves(view.steps), find_first_bad_step(view.record)
     return {
         "since": None if since is None else curves.locate(since, axis),
@@ -80,10 +81,8 @@ class CurveRequest:
 class RunCurves:
     """Hold the metrics of a run as arrays, of which curves are made."""
 
-    def __init__(self, steps: Sequence[Step], *, earlier: Sequence[Step] = ()) -> None:
-        """Take the steps of a run; `earlier` are those before, of which no curve is made."""
+    def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
-        self.earlier_s = sum(step.get("time/step") or 0.0 for step in earlier)
         self.step_S: Array = np.array([step["step"] for step in steps], np.float64)
 
     def get_values(self, metric: str) -> Array:
@@ -94,7 +93,8 @@ class RunCurves:
         )
 
     def get_positions(self, axis: Axis) -> Array:
-        """Return where each step lies on the axis: its number, tokens so far, or seconds so far.
+        """Return the position of each step on the axis: its number, tokens so far, or seconds so
+        far.
 
         Seconds are those of training; the time between two attempts does not count.
         """
@@ -102,11 +102,11 @@ class RunCurves:
             totals = [np.nan_to_num(self.get_values(name)) for name in TOKEN_TOTALS]
             return np.maximum.accumulate(sum(totals, np.zeros(len(self.steps))))
         if axis == "time":
-            return self.earlier_s + np.cumsum(np.nan_to_num(self.get_values("time/step")))
+            return np.cumsum(np.nan_to_num(self.get_values("time/step")))
         return self.step_S
 
     def locate(self, step: float, axis: Axis) -> float:
-        """Return where the end of a step lies on the axis."""
+        """Return the position of the end of a step on the axis."""
         if axis == "step" or not len(self.step_S):
             return step
         positions = self.get_positions(axis)
@@ -127,20 +127,6 @@ class RunCurves:
         if request.mean_width > 1:
             series["mean"] = to_numbers(means[chosen])
         return series
-
-    def make_tail(self, metric: str, request: CurveRequest, num_steps: int) -> Json | None:
-        """Return the series of the last steps with all of their points; None if none has it."""
-        values = self.get_values(metric)
-        means = average_around(values, self.step_S, request.mean_width)
-        x = self.get_positions(request.axis)
-        is_shown = np.isfinite(values)
-        is_shown[:-num_steps] = False
-        if not is_shown.any():
-            return None
-        tail: Json = {"x": to_numbers(x[is_shown]), "raw": to_numbers(values[is_shown])}
-        if request.mean_width > 1:
-            tail["mean"] = to_numbers(means[is_shown])
-        return tail
 
     def record(self, metric: str) -> Json | None:
         """Return one curve with all of its means; None if no step has the metric.
@@ -163,7 +149,7 @@ class RunCurves:
 
 
 def _is_between(x: Array, first: float | None, last: float | None) -> Array:
-    """Return which places lie in the shown part, with a neighbour on each side of it."""
+    """Return which positions are in the shown part, with a neighbour on each side."""
     low = -np.inf if first is None else first
     high = np.inf if last is None else last
     inside = np.flatnonzero((x >= low) & (x <= high))

@@ -107,7 +107,7 @@ def describe_verdict(
         lead_chart=_find_chart(lead_rest) if needs_a_look(record) else "",
         held_out=held_out,
         findings=[VerdictReason(text, _find_chart(text)) for text in sentences[:MAX_FINDINGS]],
-        advice=[_end_sentence(str(sentence)) for sentence in advice],
+        advice=[write_sentence(str(sentence)) for sentence in advice],
     )
 
 
@@ -115,7 +115,7 @@ def _list_evidence(record: RunRecord) -> list[str]:
     """Return the evidence as sentences, the newest and worst news first."""
     evidence = [str(sentence) for sentence in (record.health or {}).get("evidence", [])]
     news = [record.error, record.stall_text, *evidence]
-    return [_end_sentence(text) for text in dict.fromkeys(news) if text]
+    return [write_sentence(text) for text in dict.fromkeys(news) if text]
 
 
 def _write_lead(record: RunRecord, result: str) -> tuple[str, str]:
@@ -126,11 +126,11 @@ def _write_lead(record: RunRecord, result: str) -> tuple[str, str]:
         result: What the steps have changed.
     """
     mark = choose_mark(record)
-    first_evidence = _end_sentence(record.evidence or "")
+    first_evidence = write_sentence(record.evidence or "")
     if mark.word == "stalled":
-        return "It stands still.", _end_sentence(record.stall_text or "")
+        return "It stands still.", write_sentence(record.stall_text or "")
     if mark.word == "failed":
-        return "It failed.", _end_sentence((record.error or "").split("\n")[0])
+        return "It failed.", write_sentence((record.error or "").split("\n")[0])
     if mark.word == "broken":
         return "It is broken.", first_evidence or result
     if mark.word == "suspect":
@@ -148,7 +148,7 @@ def _write_lead(record: RunRecord, result: str) -> tuple[str, str]:
 def _describe_result(
     step: int, reward: dict[str, float | None], held_out: HeldOutEvidence | None
 ) -> str:
-    """Return what the steps have changed, in numbers; nothing without a step."""
+    """Return the change of reward and held-out accuracy; an empty string without a step."""
     first, last = reward.get("first"), reward.get("last")
     if not step or first is None or last is None:
         return ""
@@ -210,10 +210,8 @@ def _find_chart(text: str) -> str:
     return ""
 
 
-def _end_sentence(text: str) -> str:
-    """Return a text that begins with a capital and ends with a stop, without folders of this
-    machine.
-    """
+def write_sentence(text: str) -> str:
+    """Return the text as a sentence with capital and full stop, without folders of this machine."""
     text = _FOLDERS.sub("", text.strip())
     if not text:
         return ""
@@ -240,7 +238,7 @@ class OutcomeRow:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Hold what shows why a run needs a look."""
+    """Hold the curves and counts that show why a run needs a look."""
 
     charts: list[Chart]
     since: int | None
@@ -251,7 +249,7 @@ class Trouble:
 
 
 def find_first_bad_step(record: RunRecord) -> int | None:
-    """Return the step from which on a run went wrong, if its judgement names one."""
+    """Return the step at which a run went wrong; None if its judgement names no step."""
     if not needs_a_look(record):
         return None
     evidence = " ".join(map(str, (record.health or {}).get("evidence", [])))
@@ -266,7 +264,7 @@ def describe_trouble(
     steps: Sequence[Step],
     group_size: int,
 ) -> Trouble | None:
-    """Return what shows why a run needs a look; None if it needs none, or nothing shows it.
+    """Return the curves and counts that show why a run needs a look; None if it needs none.
 
     Args:
         record: The run.
@@ -288,7 +286,7 @@ def describe_trouble(
 
 
 def count_outcomes(steps: Sequence[Step], group_size: int) -> list[OutcomeRow]:
-    """Return what became of the rollouts of some steps, the most frequent first."""
+    """Return how many rollouts of some steps ended in each way, the most frequent first."""
     num_scored = _sum(steps, "batch/rollouts")
     num_right = round(
         sum(

@@ -1,4 +1,4 @@
-"""Choose and order the runs that were asked for.
+"""Filter and order the runs of a list.
 
 An address such as `/runs?env=arithmetic&q=learning_rate>0.001&sort=-held` holds the whole state of
 the page.
@@ -28,6 +28,11 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 Summarize = Callable[[RunRecord], RunSummary]
 
 
+def read_count(text: str) -> int | None:
+    """Return the whole number of a query; None for another text, or one of nine digits and more."""
+    return int(text) if text.isdecimal() and len(text) < 9 else None
+
+
 @dataclass(frozen=True)
 class RunFilter:
     """Say which runs are listed, in which order, and how."""
@@ -50,7 +55,7 @@ class RunFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> RunFilter:
-        """Return the filter that an address asks for; what it does not know is left out."""
+        """Return the filter of an address; unknown parameters are ignored."""
         page = query.get("page", "1")
         ticked = [run_id for run_id in query.get("ticked", "").split(",") if run_id]
         return cls(
@@ -61,7 +66,7 @@ class RunFilter:
             tag=query.get("tag", ""),
             sort=query.get("sort", "") or "-run",
             columns=query.get("columns", ""),
-            page=max(1, int(page)) if page.isdecimal() and len(page) < 6 else 1,
+            page=read_count(page) or 1,
             ticked=tuple(dict.fromkeys(ticked))[:MAX_COMPARED_RUNS],
         )
 
@@ -160,7 +165,8 @@ def _find_setting(summary: RunSummary, name: str) -> Any:
 
 
 def _compare(setting: Any, symbol: str, text: str) -> bool:
-    """Return whether a setting compares with a text as asked; numbers compare as numbers."""
+    """Return whether a setting compares with a string in the given way; numbers compare as
+    numbers."""
     if setting is None:
         return symbol in ("=", "!=") and (text.casefold() == "none") == (symbol == "=")
     if isinstance(setting, int | float) and not isinstance(setting, bool):

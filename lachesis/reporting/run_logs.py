@@ -1,4 +1,4 @@
-"""Show the end of a service's log, or the lines of it that contain a text."""
+"""Return the last lines of a service's log, or its lines that contain a search text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def choose_log(record: RunRecord) -> str:
 def view_log(
     record: RunRecord, run_dir: RunDir, name: str, *, text: str = "", max_lines: int = TAIL_LINES
 ) -> LogView:
-    """Return the last lines of a log, or the last of those that contain a text.
+    """Return the last lines of a log, or the last lines that contain a string.
 
     Raises:
         ConfigError: The run has no log of this name.

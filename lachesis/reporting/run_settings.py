@@ -1,4 +1,4 @@
-"""List the settings of a run: its value, the default, what it is, and who has set it."""
+"""List the settings of a run: value, default, meaning, and who set it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from lachesis.config.field_edits import SECTIONS
+from lachesis.config.locked_fields import is_infrastructure
 from lachesis.config.run_config import RunConfig
-from lachesis.config.run_fields import INFRASTRUCTURE
 from lachesis.reporting.run_summary import EXCLUDED_SETTINGS
 from lachesis.runs.record import RunRecord
 
@@ -40,7 +40,7 @@ def list_settings(record: RunRecord, config: RunConfig) -> list[SettingRow]:
         for name, value in section.model_dump().items():
             info = model.model_fields.get(name)
             key = f"{section_name}.{name}"
-            if key in EXCLUDED_SETTINGS or (info and INFRASTRUCTURE in info.metadata):
+            if key in EXCLUDED_SETTINGS or is_infrastructure(key):
                 continue
             default: Any = None if info is None else info.default
             is_known = info is not None and default is not PydanticUndefined

@@ -15,8 +15,9 @@ from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import iso_to_unix_s
 from lachesis.checkpoints.manifests import Checkpoints
+from lachesis.config.locked_fields import is_infrastructure
 from lachesis.config.run_config import RunConfig
-from lachesis.config.run_fields import INFRASTRUCTURE, Section
+from lachesis.config.run_fields import Section
 from lachesis.reporting.verdict_marks import choose_mark, explain_mark
 from lachesis.runs.folder import RunDir
 from lachesis.runs.held_out_results import (
@@ -51,7 +52,7 @@ SECTIONS = ("env", "tinker", "limits")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Hold what a list or a comparison shows of one run."""
+    """Hold the numbers of one run for lists and comparisons."""
 
     record: RunRecord
     step: int
@@ -206,7 +207,7 @@ def _list_settings(record: RunRecord, config: RunConfig | None) -> dict[str, Any
         section: Section = getattr(config, name)
         for field, value in section.model_dump().items():
             key = f"{name}.{field}"
-            if key not in EXCLUDED_SETTINGS and not _is_infrastructure(section, field):
+            if key not in EXCLUDED_SETTINGS and not is_infrastructure(key):
                 settings[key] = value
     if config.env.mixture:
         settings["env.mixture"] = config.env.model_dump()["mixture"]
@@ -218,11 +219,6 @@ def get_model_name(record: RunRecord) -> str:
     if Path(record.base_model).is_absolute():
         return Path(record.base_model).name
     return record.base_model
-
-
-def _is_infrastructure(section: Section, field: str) -> bool:
-    info = type(section).model_fields.get(field)
-    return info is not None and INFRASTRUCTURE in info.metadata
 
 
 def find_differing_settings(summaries: Sequence[RunSummary]) -> dict[str, str]:

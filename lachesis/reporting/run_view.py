@@ -1,4 +1,4 @@
-"""Compute all that is known of one run, once; every surface lays it out and computes nothing.
+"""Compute each fact about a run once; every surface lays the facts out and computes nothing.
 
 `RunView` is made from the record, the folder and the metrics of a run. Each part is computed when
 it is first asked for, so that a surface pays for what it shows.
@@ -89,7 +89,7 @@ class LastError(ResponseModel):
 
 
 class RunView:
-    """Hold all that is known of one run.
+    """Compute the facts about one run that surfaces lay out.
 
     Args:
         record: The run, as it was last judged.
@@ -118,7 +118,7 @@ class RunView:
 
     @cached_property
     def counts(self) -> Json:
-        """Return what the environments have counted in this attempt."""
+        """Return the counts of the environments in this attempt: rollouts, failures and reasons."""
         since = self.record.attempt_start_unix_s
         return read_all_counts(self.run_dir.counters_files, since=since) or {}
 
@@ -131,7 +131,7 @@ class RunView:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """Return what a list shows of the run: its steps, mean rewards, usage and settings."""
+        """Return the numbers of the run for lists: its steps, mean rewards, usage and settings."""
         return make_summary(
             self.record, self.run_dir, self.steps, self.steps, self.steps, self.config
         )
@@ -192,7 +192,7 @@ class RunView:
 
     @cached_property
     def evaluation_faults(self) -> Json | None:
-        """Return what is wrong with the evaluations; see `summarize_failures`."""
+        """Return the faults of the evaluations; see `summarize_failures`."""
         return summarize_failures(self.run_dir, self.counts)
 
     # --- what it has used, and what it will use
@@ -219,14 +219,14 @@ class RunView:
 
     @property
     def budgets(self) -> list[Budget]:
-        """Return each budget of the run with what is used of it."""
+        """Return each budget of the run with its used part."""
         if self.config is None:
             return []
         return list_budgets(self.config.limits, self.usage)
 
     @cached_property
     def forecast(self) -> Forecast | None:
-        """Return the forecast that the run was started with; None without a readable one."""
+        """Return the forecast that the run was started with; None without a readable forecast."""
         if not self.record.forecast:
             return None
         try:
@@ -236,7 +236,7 @@ class RunView:
 
     @cached_property
     def actual(self) -> ActualUsage | None:
-        """Return what the run has used, beside its forecast; None before the first step."""
+        """Return the usage of the run beside its forecast; None before the first step."""
         if not self.steps:
             return None
         training_hours = sum(step.get("time/step") or 0.0 for step in self.steps) / 3600
@@ -257,31 +257,44 @@ class RunView:
         return actual
 
     @property
-    def eta_s(self) -> float | None:
-        """Return the seconds until the last step by the pace of the newest ones, if known."""
-        record = self.record
-        attempt_start = iso_to_unix_s(record.started_at or record.created_at)
+    def late_s(self) -> float | None:
+        """Return the seconds since the newest step where the next one takes far longer than the
+        others; None where it does not, or nothing is known.
+        """
+        pace, steps = self._pace, self.steps
+        if pace is None or self.record.has_ended:
+            return None
+        age_s = time.time() - float(steps[-1]["time"])
+        return age_s if age_s > max(MIN_LATE_S, MAX_LATENESS * pace) else None
+
+    @property
+    def _pace(self) -> float | None:
+        """Return the seconds per step of the newest steps of this attempt, if they are known."""
+        attempt_start = iso_to_unix_s(self.record.started_at or self.record.created_at)
         # Without the steps before a resume.
-        recent_steps = [
+        steps = [
             step for step in self.steps[-PACE_STEPS:] if (step.get("time") or 0.0) >= attempt_start
         ]
-        if (
-            record.status != "running"
-            or record.stall is not None
-            or len(recent_steps) < 2
-            or recent_steps[-1]["step"] >= record.total_steps
-        ):
+        if len(steps) < 2:
             return None
-        first, last = recent_steps[0], recent_steps[-1]
-        seconds_per_step = (last["time"] - first["time"]) / max(1, last["step"] - first["step"])
+        first, last = steps[0], steps[-1]
+        return float(last["time"] - first["time"]) / int(max(1, last["step"] - first["step"]))
+
+    @property
+    def eta_s(self) -> float | None:
+        """Return the seconds until the last step by the pace of the newest ones, if known."""
+        record, pace = self.record, self._pace
+        if record.status != "running" or record.stall is not None or pace is None:
+            return None
+        steps_left = record.total_steps - self.last_step["step"]
         # The monitor has not looked yet, but this step already takes far longer than the others.
-        if time.time() - last["time"] > max(MIN_LATE_S, MAX_LATENESS * seconds_per_step):
+        if steps_left <= 0 or self.late_s is not None:
             return None
-        return round(float((record.total_steps - last["step"]) * seconds_per_step), 1)
+        return round(float(steps_left * pace), 1)
 
     @property
     def running_minutes(self) -> float:
-        """Return the minutes of this attempt, or since the run was asked for."""
+        """Return the minutes since this attempt began, or since the run was created."""
         if self.record.started_at:
             seconds = get_attempt_duration_s(self.record)
         else:
@@ -310,7 +323,7 @@ class RunView:
 
     @property
     def last_error(self) -> LastError | None:
-        """Return the error that ended the run, with the end of the log that tells of it."""
+        """Return the error that ended the run, with the end of the log of the failed service."""
         if self.record.error is None:
             return None
         message = (self.record.error.splitlines() or ["no reason was given"])[0]
@@ -339,7 +352,7 @@ class RunView:
         return next((str(folder) for folder in reversed(folders)), None)
 
     def list_next_steps(self, templates: Mapping[str, str] = NEXT_STEP_COMMANDS) -> list[str]:
-        """Return what can be done with the run now, as texts of a user interface."""
+        """Return the possible next steps, as the commands or calls of a user interface."""
         return list_next_steps(self.record, self.run_dir, templates)
 
 

@@ -22,7 +22,7 @@ decode_value = json.JSONDecoder().raw_decode
 
 
 def read_batch_json(content: bytes) -> Any:
-    """Return what `json.loads` would, with an array for each rollout's tokens, masks and
+    """Return the result of `json.loads`, with an array for each rollout's tokens, masks and
     log-probabilities.
 
     A list that does not fit into an array stays a list.

@@ -115,8 +115,8 @@ class BoundedRolloutServer:
             self._batch_taken.set()
 
     async def _wait_for_batch(self, receive: Receive, wait_s: float) -> bool:
-        """Wait for a batch; return False if the client has disconnected and must not be given
-        one.
+        """Wait for a batch; return False if the client has disconnected and must not receive a
+        batch.
         """
         disconnect_task = asyncio.ensure_future(receive())  # The next message is the disconnect.
         with contextlib.suppress(TimeoutError):
@@ -284,7 +284,7 @@ class BoundedRolloutServer:
     async def _forward_groups_singly(
         self, scope: Scope, receive: Receive, send: Send, groups: list[Any]
     ) -> None:
-        """Send the groups of a list to the API one by one, because it refuses a list as a whole."""
+        """Send the groups of a list to the API separately, because it refuses a list as a whole."""
         num_accepted = 0
         for group in groups:
             status, _, text = await call_app(self.app, scope, receive, json.dumps([group]).encode())
@@ -303,7 +303,7 @@ class BoundedRolloutServer:
         return len(self._get_queue()) + sum(len(waiting) for waiting in buffered)
 
     def _drop_oldest_groups(self) -> None:
-        """Drop waiting groups beyond the batches that may wait and the one being formed."""
+        """Drop waiting groups beyond the batches that may wait and the batch being formed."""
         self._arrange_queue()
         queue, max_rollouts = (
             self._get_queue(),
@@ -334,7 +334,7 @@ class BoundedRolloutServer:
 
 
 def _write_beginning(group: Any) -> str:
-    """Return a group as JSON, or the beginning of it if it is long."""
+    """Return a group as JSON, cut after the first characters if it is long."""
     try:
         return json.dumps(group)[:MAX_REFUSED_CHARACTERS]
     except RecursionError:

@@ -88,7 +88,7 @@ def _find_score_fault(group: Mapping[str, Any]) -> str | None:
 
 
 def _find_row_fault(group: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the lists that need one entry per token, or None."""
+    """Return the fault of the lists that need one entry per token; None without a fault."""
     lengths = [len(row) for row in group["tokens"]]
     for name in PER_TOKEN_FIELDS:
         rows = group.get(name)
@@ -169,7 +169,7 @@ def get_item(group: Mapping[str, Any]) -> str | None:
 
 
 def get_rollout_overrides(group: Mapping[str, Any], num_rollouts: int) -> list[Mapping[str, Any]]:
-    """Return what the environment says about each rollout beside its score."""
+    """Return the overrides of the environment for each rollout, beside the scores."""
     overrides = [
         entry if isinstance(entry, Mapping) else {} for entry in group.get("overrides") or ()
     ]

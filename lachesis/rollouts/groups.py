@@ -45,7 +45,7 @@ class GroupQuery:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """Hold what a list shows of one group."""
+    """Hold the numbers of one group for a list."""
 
     step: int
     group: int

@@ -157,7 +157,8 @@ class RolloutFolder:
         return list_rollout_files(self.path)
 
     def append(self, rows: Sequence[Json], flat_lists: Mapping[str, FlatLists] = NO_LISTS) -> None:
-        """Write rollouts of consecutive steps to a new file, then merge and delete what is due.
+        """Write rollouts of consecutive steps to a new file, then merge small files and delete old
+        ones.
 
         The arguments are those of `make_table`.
 

@@ -98,7 +98,7 @@ class RolloutWriter:
             self._count_lost(step_rollouts.step, "the disk is too slow")
 
     def close(self, timeout_s: float = 20.0) -> None:
-        """Write what waits, and end the thread."""
+        """Write the queued rollouts, and end the thread."""
         if self._thread.is_alive():
             self._steps.put(None)
             self._thread.join(timeout_s)
@@ -206,7 +206,7 @@ class RolloutWriter:
         return [{**place, **change, "answer": _write_beginning(content)}]
 
     def _describe_group(self, group: Mapping[str, Any], group_index: int) -> Json:
-        """Return what all rollouts of a group have in common."""
+        """Return the columns that are the same for all rollouts of a group."""
         item = get_item(group)
         return {
             "group": group_index,
@@ -224,7 +224,7 @@ def _compute_key(item: str) -> str:
 
 
 def _make_writable(text: str) -> str:
-    """Return a text that a file can hold; half a character cannot be held."""
+    """Return a string that UTF-8 can encode; surrogates are replaced."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,1 +1,1 @@
-"""Keep what is known of each run: folder, record, metrics, end."""
+"""Store each run: folder, record, metrics, end."""

@@ -17,7 +17,7 @@ NextStep = Literal["resume", "raise_budget", "check", ""]
 
 
 class EndCause(StrEnum):
-    """Say why an attempt of a run has ended, or was asked to end."""
+    """Name the reasons for which an attempt of a run ends."""
 
     COMPLETED = "completed"
     PERSON = "person"
@@ -43,7 +43,7 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True)
 class EndRule:
-    """Say what follows from a cause."""
+    """Hold the consequences of a cause: status, sentence, Prefect's state, and the next step."""
 
     status: EndStatus
     sentence: str

@@ -1,4 +1,4 @@
-"""Write why a run is asked to end, and why it has ended; nothing else writes the end of a run.
+"""Record stop requests and ends of runs; no other module writes the end of a run.
 
 The flow of a run writes its end, and where that is gone, whoever finds it dead: the monitor, a
 command, a tool. The first one counts, and a run ends once in each attempt.
@@ -21,7 +21,7 @@ from lachesis.runs.store import RunStore
 def request_stop(
     store: RunStore, run_id: str, cause: EndCause, sentence: str | None = None
 ) -> RunRecord:
-    """Record why a run is asked to end; the first reason is kept.
+    """Record the reason of a stop request; the first reason is kept.
 
     Args:
         store: The runs of this home.
@@ -59,7 +59,7 @@ def end_run(
     unsaved_steps: str | None = None,
     by_flow: bool = False,
 ) -> RunRecord:
-    """Record the end of a run's attempt, and return the record; an end that it has is kept.
+    """Record the end of a run's attempt, unless it has ended already, and return the record.
 
     A run that somebody has asked to end has ended for that reason, unless it failed by itself.
 
@@ -94,7 +94,7 @@ def end_run(
 def _make_cause_fields(
     record: RunRecord, cause: EndCause, sentence: str | None, unsaved_steps: str | None
 ) -> dict[str, Any]:
-    """Return what a record says of the end: what was asked for, if the run was stopped."""
+    """Return the fields of a record about its end: the requested cause, if the run was stopped."""
     reason = sentence or CAUSES[cause].sentence
     if CAUSES[cause].status == "stopped" and record.stop_cause is not None:
         cause, reason = record.stop_cause, record.stop_reason or reason
@@ -170,8 +170,8 @@ def find_end_cause(record: RunRecord) -> EndCause:
 
 
 def has_crashed(record: RunRecord) -> bool:
-    """Return whether `limits.on_crash` acts on an ended run: it has trained once, has failed by no
-    fault of what it trains, and nobody had asked it to end.
+    """Return whether `limits.on_crash` acts on an ended run: it had trained, it failed, neither
+    its model nor its environment is the cause, and nobody had stopped it.
     """
     if not record.has_ended or record.stop_cause is not None:
         return False

@@ -1,4 +1,4 @@
-"""Read what environments count about themselves, and where a blocked one stands."""
+"""Read the counts of environment processes, and the line at which a blocked process stands."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def record_failed_evaluation(file: Path, step: int, environment: str, reason: st
 
 
 def summarize_failures(run_dir: RunDir, counts: Json | None = None) -> Json | None:
-    """Return what is wrong with the evaluations of a run, or None.
+    """Return the faults of a run's evaluations; None without a fault.
 
     Args:
         run_dir: The run.
@@ -243,7 +243,7 @@ def summarize_failures(run_dir: RunDir, counts: Json | None = None) -> Json | No
 
 
 def describe_evaluation_faults(summary: Json) -> str:
-    """Return what `summarize_failures` has found as one sentence."""
+    """Return the result of `summarize_failures` as one sentence."""
     parts = []
     if summary.get("failed"):
         where = f"{summary['failed']} failed, the last one at step {summary['last_step']}"

@@ -24,7 +24,7 @@ _BOOT_TIME_PREFIX = "since "
 
 
 class ClockReading(NamedTuple):
-    """Hold what the clocks of this host showed at one moment."""
+    """Hold the readings of this host's clocks at one moment."""
 
     boot: str
     """The identity of the boot; compare two of them with `is_same_boot`."""
@@ -33,7 +33,7 @@ class ClockReading(NamedTuple):
 
 
 def read_clocks() -> ClockReading:
-    """Return what the clocks of this host show now."""
+    """Return the readings of this host's clocks."""
     return ClockReading(read_boot_id(), time.monotonic(), datetime.now(UTC))
 
 

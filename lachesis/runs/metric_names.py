@@ -1,4 +1,4 @@
-"""Say what each metric of a run means, with its unit.
+"""Describe each metric of a run, with its unit.
 
 `metrics.jsonl` of a run has these by name; a name with a part in capitals stands for many.
 """
@@ -115,7 +115,7 @@ def _compile_patterns() -> list[tuple[re.Pattern[str], str]]:
 
 
 def describe_metric(name: str) -> str:
-    """Return what a metric means, or an empty text for one that is not known."""
+    """Return the meaning of a metric; an empty string for an unknown metric."""
     if name in METRIC_MEANINGS:
         return METRIC_MEANINGS[name]
     matches = (text for pattern, text in _compile_patterns() if pattern.fullmatch(name))

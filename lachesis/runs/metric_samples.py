@@ -44,7 +44,7 @@ def read_metric_samples(metrics: Path, name: str) -> list[tuple[int, float]]:
 
 
 def _find_values(content: bytes, name: str) -> list[tuple[int, float]]:
-    """Return the values in the lines that lie wholly in a part of the file."""
+    """Return the values of the complete lines in a part of the file."""
     value = re.compile(rb'"' + re.escape(name.encode()) + rb'": ([-+.\deE]+)')
     values = []
     for match in _STEP.finditer(content):

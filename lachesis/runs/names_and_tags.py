@@ -1,4 +1,4 @@
-"""Change the name, the note and the tags of a run, and find the run that a text means."""
+"""Change the name, note and tags of a run, and find a run by its id or name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NEWEST = "@last"
 
 
 def resolve_run_id(store: RunStore, text: str) -> str:
-    """Return the id of the run that a text means.
+    """Return the id of the run with this id, id prefix or name, or of the last run for `@last`.
 
     Args:
         store: The runs.

@@ -48,7 +48,7 @@ MAX_SOURCE_BYTES = 10_000_000
 def write_provenance(
     run_dir: RunDir, environment_files: Mapping[str, str], config: RunConfig
 ) -> None:
-    """Write what a run is made of into its folder.
+    """Write the provenance of a run into its folder: code, data, packages, machine, command.
 
     Args:
         run_dir: The folder of the run.
@@ -76,7 +76,7 @@ def write_provenance(
 
 
 def read_provenance(run_dir: RunDir) -> Json | None:
-    """Return what a run is made of, with the main packages; None if it cannot be read."""
+    """Return the provenance of a run with the main packages; None if it cannot be read."""
     try:
         provenance: Json = json.loads(run_dir.provenance.read_text(encoding="utf-8"))
         packages = provenance.get("packages", {})
@@ -102,7 +102,7 @@ def _describe_commit(folder: Path) -> Json:
 
 
 def _run_git(folder: Path, *words: str) -> str:
-    """Return what git prints, or nothing where it fails or is not installed."""
+    """Return the output of a git command; an empty string if it fails or git is not installed."""
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
@@ -156,7 +156,7 @@ def _find_data_files(values: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _compute_file_hash(file: Path) -> str:
-    """Return a SHA-256 of a file, or of the size, beginning and end of a large one."""
+    """Return the SHA-256 of a file, or of the size, beginning and end of a large file."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Define the record of a run: what was requested, its state, and its services."""
+"""Define the record of a run: the request, its state, and its services."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServiceRecord(BaseModel):
 
 
 class AdditionalEnvironment(BaseModel):
-    """Describe an environment beside the run's first one."""
+    """Describe an additional environment of a run."""
 
     environment_file: str
     fingerprint: str
@@ -57,7 +57,7 @@ class PastAttempt(BaseModel):
 
 
 class RunRecord(BaseModel):
-    """Hold what is known about a run; times are UTC in ISO 8601."""
+    """Hold the record of a run; times are UTC in ISO 8601."""
 
     # Programs that read a record again are given the same object.
     model_config = ConfigDict(protected_namespaces=(), frozen=True)
@@ -168,7 +168,7 @@ class RunRecord(BaseModel):
 
     @property
     def submission_key(self) -> str:
-        """Return the key of this attempt; Prefect makes one flow run of it, however often it is
+        """Return the key of this attempt; Prefect makes one flow run of a key, however often it is
         sent.
         """
         return f"{self.run_id}-{self.attempt}"
@@ -180,7 +180,7 @@ class RunRecord(BaseModel):
 
     @property
     def has_been_healthy(self) -> bool:
-        """Return whether all services were ready in this attempt or an earlier one."""
+        """Return whether all services were ready in this or an earlier attempt."""
         return self.healthy_at is not None or any(
             past.has_been_healthy for past in self.past_attempts
         )

@@ -12,7 +12,7 @@ from lachesis.runs.store import RunStore
 
 
 def require_removable(store: RunStore, record: RunRecord) -> None:
-    """Check that a run has ended and that no process of it is left.
+    """Check that a run has ended and that none of its processes is left.
 
     Raises:
         RunStateError: The run is alive.

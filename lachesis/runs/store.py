@@ -227,7 +227,7 @@ class RunStore:
 
 
 def read_effective_config(run_dir: RunDir) -> RunConfig:
-    """Return the configuration that a run's newest attempt has; before it what was asked for.
+    """Return the configuration of a run's newest attempt, or the request before the first attempt.
 
     Raises:
         ConfigError: It cannot be read.

@@ -61,7 +61,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def open_engine(args: argparse.Namespace) -> BridgeEngine:
-    """Wait for the engine, measure what it means, and return the bridge to it.
+    """Wait for the engine, measure its behaviour, and return the bridge to it.
 
     Raises:
         ServerDownError: The engine does not answer.

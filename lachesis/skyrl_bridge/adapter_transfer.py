@@ -221,7 +221,7 @@ def find_layers(tensor_names: Iterable[str]) -> list[str]:
 
 
 def pack_state(source: Path, target: Path) -> None:
-    """Write what an engine has saved, a file or a folder, into one tar file."""
+    """Write a saved file or folder of an engine into one tar file."""
     with tarfile.open(target, "w") as tar:
         tar.add(source, arcname=_STATE_MEMBER)
 

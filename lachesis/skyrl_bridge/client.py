@@ -186,7 +186,7 @@ class UpstreamClient:
         *,
         forward_only: bool,
     ) -> PassResult:
-        """Make a forward or forward-backward pass and return what it has computed."""
+        """Make a forward or forward-backward pass and return its losses and log-probabilities."""
         seq_id = next(self._sequence_ids[model_id])
         body = encode_pass(model_id, seq_id, data, loss_fn, loss_config, forward_only=forward_only)
         request_id = str(self.submit("forward_backward", body)["request_id"])

@@ -197,7 +197,7 @@ def find_grad_norm(metrics: dict[str, float]) -> float | None:
 
 
 def measure_semantics(upstream: UpstreamClient, base_model: str, rank: int) -> Semantics:
-    """Make a few passes over one text with a new adapter, and return what they tell.
+    """Make a few passes over one text with a new adapter, and return whether the engine averages.
 
     Raises:
         ServerProtocolError: The engine divides by something else than a number of sequences or

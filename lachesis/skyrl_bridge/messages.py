@@ -21,7 +21,7 @@ _FLOAT32, _INT64 = 1, 2
 
 @dataclass(frozen=True)
 class PassResult:
-    """Hold what an engine has computed in a pass."""
+    """Hold the losses and log-probabilities of a pass."""
 
     outputs_D: list[dict[str, Array]]
     """For each datum its arrays by name, such as `logprobs` (N,)."""

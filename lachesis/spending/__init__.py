@@ -1,1 +1,1 @@
-"""Know what was spent and promised, and who may spend."""
+"""Record spent and promised money, and decide who may spend."""

@@ -1,4 +1,4 @@
-"""Hold agents to the owner's policy: what they may start, and what all of it may cost.
+"""Enforce the owner's policy on agents: allowed starts and the total cost.
 
 Every launch, test and resume by an agent passes here. A run by an agent that may cost money gets
 the limit `limits.max_cost_usd` that the policy leaves to it, so that it stops by itself.
@@ -124,7 +124,7 @@ def compute_max_test_cost(config: RunConfig, spec: TestSpec, models: list[str]) 
 def _find_allowed_cost(
     policy: AgentPolicy, store: RunStore, already_spent: float = 0.0
 ) -> tuple[float, str]:
-    """Return what one run may cost in US dollars, of which it has spent a part, and the reason."""
+    """Return the most that a run may cost over all attempts, in US dollars, and the reason."""
     per_run, per_day = policy.max_cost_usd_per_run, policy.max_cost_usd_per_day
     reason = f"by max_cost_usd_per_run of the owner's {FILE_NAME}"
     allowed = float("inf") if per_run is None else per_run
@@ -148,8 +148,8 @@ def _find_allowed_cost(
 
 
 def _round_down_to_millionths(usd: float) -> float:
-    """Return an amount in whole millionths, so that errors of rounding put no resumed run above
-    what is left, and amounts of which each is allowed do not sum up to more.
+    """Return an amount rounded down to whole millionths, so that rounding never exceeds a limit:
+    neither a resumed run nor a sum of allowed amounts.
     """
     # An error of a binary fraction, as of 4.87 - 1e-15, must not cost a whole millionth.
     return math.floor(usd * 1e6 + 1e-3) / 1e6

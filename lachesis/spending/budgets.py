@@ -21,7 +21,7 @@ TOKEN_KINDS = ("prefill", "sampled", "trained")
 
 @dataclass(frozen=True)
 class Budget:
-    """Hold a limit of a run, by its field in the section `limits`, and what was used of it."""
+    """Hold a limit of a run, by its field in the section `limits`, and its used part."""
 
     field: str
     unit: str
@@ -33,7 +33,7 @@ class Budget:
         return f"budget: {self.used:,.6g} of {self.limit:,.6g} {self.unit}"
 
     def propose_limit(self) -> str:
-        """Return twice what was used, as a value of the field."""
+        """Return twice the used amount, as a value of the field."""
         value = 2 * max(self.used, self.limit)
         return str(round(value)) if self.field == "max_tokens" else f"{value:.4g}"
 
@@ -52,7 +52,7 @@ class BudgetUsage(BaseModel):
 
 
 def read_spent_file(file: Path) -> dict[str, float]:
-    """Return the usage of all attempts at the end of the last one: tokens by kind, and `cost_usd`
+    """Return the usage of all attempts when the last attempt ended: tokens by kind, and `cost_usd`
     if known.
 
     It includes usage after the last step, which the metrics do not. Empty if there is no readable
@@ -74,7 +74,7 @@ def compute_budget_usage(
     live: Mapping[str, Any] | None = None,
     saved: Mapping[str, float] | None = None,
 ) -> BudgetUsage:
-    """Return the usage so far: the maximum of what is known, because usage never decreases.
+    """Return the usage so far: the maximum of all sources, because usage never decreases.
 
     Args:
         record: The run.
@@ -120,7 +120,7 @@ def compute_budget_shares(limits: LimitsSection, spent: BudgetUsage) -> dict[str
 
 
 def list_budgets(limits: LimitsSection, spent: BudgetUsage) -> list[Budget]:
-    """Return each budget that the run has, with what is used of it."""
+    """Return each budget that the run has, with its used part."""
     usage_by_field = {
         ("max_hours", "hours"): spent.hours,
         ("max_tokens", "tokens"): spent.tokens,

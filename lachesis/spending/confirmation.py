@@ -1,12 +1,15 @@
-"""Ask for a yes before a run costs money, with what it will cost.
+"""Ask for a confirmation, with the expected cost, before a run costs money.
 
 On a paid profile a run begins only if its user has agreed: on the command line by an answer or
-`--yes`, over the tools and HTTP by `confirm=true`, in Prefect by the parameter `confirmed`. A limit
-of the money that was stated for the run, `limits.max_cost_usd`, counts as a yes everywhere.
+`--yes`, over the tools and HTTP by `confirm` with the fingerprint of the preview, in Prefect by the
+parameter `confirmed`. A limit of the money that was stated for the run, `limits.max_cost_usd`,
+counts as a yes everywhere.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 
 from lachesis.base.errors import ConfirmationError
@@ -46,7 +49,7 @@ def require_confirmation(spec: LaunchSpec, forecast: Json | None) -> None:
         return
     raise ConfirmationError(
         f"a run on profile {spec.profile} costs money, and nobody has agreed to it: "
-        f"{describe_cost(forecast)}. Nothing was started. `--yes` (confirm=true for a tool, "
+        f"{describe_cost(forecast)}. Nothing was started. `--yes` (`confirm` for a tool, "
         "`confirmed` in Prefect) starts it, and so does a limit, such as "
         f"--set {LIMIT_FIELD}={_propose_limit(forecast)}",
         forecast=forecast,
@@ -54,7 +57,7 @@ def require_confirmation(spec: LaunchSpec, forecast: Json | None) -> None:
 
 
 def describe_cost(forecast: Json | None) -> str:
-    """Return what a run will cost, as a range with what it is based on."""
+    """Return the expected cost of a run as a range, with its basis."""
     if not forecast:
         return "there is no forecast, because no test of this model and code has measured one"
     planned = forecast["planned"]
@@ -84,6 +87,12 @@ def format_money(cost: Mapping[str, float] | None) -> str | None:
         return None
     span = format_range(cost["low"], cost["high"], format_dollars)
     return f"{span} (expected {format_dollars(cost['expected'])})"
+
+
+def make_fingerprint(shown: Json) -> str:
+    """Return the fingerprint of what a preview has shown; a yes to it is a yes to nothing else."""
+    text = json.dumps(shown, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _propose_limit(forecast: Json | None) -> str:

@@ -1,4 +1,4 @@
-"""Keep one file of what was promised and spent; the removal of a run changes nothing in it.
+"""Keep promised and spent money in a single file, which the removal of a run does not change.
 
 `$LACHESIS_HOME/spending.jsonl` has a line when an attempt of a run, or a test, is promised money,
 and one when it is known what that has spent. Lines are added under one lock. Runs that cost nothing
@@ -30,7 +30,7 @@ FILE_NAME = "spending.jsonl"
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """Hold what one attempt of a run, or one test, was promised and has spent, in US dollars."""
+    """Hold promised and spent money of an attempt of a run, or of a test, in US dollars."""
 
     key: str
     """The key of its submission to Prefect."""
@@ -46,11 +46,11 @@ class LedgerEntry:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it is not known yet what was spent."""
+        """Return whether the spent amount is not known yet."""
         return self.total_usd is None
 
     def compute_cost(self, total_usd: float | None = None) -> float:
-        """Return what this attempt has cost or may cost.
+        """Return the cost of this attempt in US dollars; before its end, the most that it may cost.
 
         Args:
             total_usd: What the run has cost, if that is known and not in the ledger.
@@ -143,7 +143,7 @@ def read_ledger(home: Path) -> dict[str, LedgerEntry]:
 
 
 def _close_attempt_before(entries: dict[str, LedgerEntry], entry: LedgerEntry) -> None:
-    """Settle the attempt before this one, if nobody has: it has cost what the run had cost then.
+    """Settle an unsettled earlier attempt with the cost of the run at its end.
 
     What the run spends from then on belongs to the newer attempt alone.
     """
@@ -170,7 +170,7 @@ def has_had_run(home: Path, run_id: str) -> bool:
 
 
 def compute_run_cost(store: RunStore, record: RunRecord) -> float:
-    """Return what a run has cost until now in US dollars, as far as that is known."""
+    """Return the known cost of a run until now in US dollars."""
     return read_budget_usage(store.dir(record.run_id), record).cost_usd or 0.0
 
 

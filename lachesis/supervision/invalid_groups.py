@@ -17,6 +17,7 @@ from lachesis.base.secrets import redact
 from lachesis.runs.environment_counters import read_counts
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.runs.suggested_commands import format_command
 from lachesis.supervision.services.plan import ServicePlan
 
 # An environment is dead if its first groups, enough for this many batches, are all invalid.
@@ -46,7 +47,8 @@ class DeadEnvironment:
             example = ""
         return (
             f"all of the first {self.num_groups} groups of {self.name} were invalid{example}; "
-            f"`lachesis env check {self.file}` runs it without training, and its log is {self.log}"
+            f"`{format_command('env', 'check', str(self.file))}` runs it without training, and its "
+            f"log is {self.log}"
         )
 
 
@@ -187,6 +189,6 @@ class DeadEnvironmentDetector:
         )
 
     def _read_counts(self, service: str) -> Json | None:
-        """Return what the environment's process of this attempt has counted."""
+        """Return the counts of the environment's process in this attempt."""
         file = self.folder.get_counters_file(service)
         return read_counts(file, since=self.record.attempt_start_unix_s)

@@ -48,7 +48,7 @@ MAX_CHECK_AGE_S = 86400.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """Describe one finding; `clean_up` removes it and says what was done, or why it was not."""
+    """Describe a leftover; `clean_up` removes it and returns a sentence about the result."""
 
     description: str
     clean_up: Callable[[], str]
@@ -146,7 +146,7 @@ def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
 
 
 def find_launcher_leftovers(home: Path, alive_run_ids: Sequence[str] = ()) -> list[Leftover]:
-    """Return what a killed launcher has left, the runner before the server.
+    """Return the leftovers of a killed launcher, the runner before the server.
 
     The runner needs the server to report how its runs ended.
     """
@@ -183,7 +183,7 @@ def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Lef
 
 
 def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
-    """Return what the embedded engine has saved and no manifest of the run names.
+    """Return the saved states of the embedded engine that no manifest of the run names.
 
     Nothing is returned while a manifest cannot be read, because it may name them.
     """

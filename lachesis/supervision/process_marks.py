@@ -88,7 +88,7 @@ def describe_process(process: psutil.Process) -> str:
 
 
 def terminate_processes(processes: list[psutil.Process]) -> list[str]:
-    """Send SIGTERM, wait some seconds, send SIGKILL, and return descriptions of what was ended.
+    """Send SIGTERM, wait some seconds, send SIGKILL, and describe the ended processes.
 
     psutil compares the start time before it sends a signal, so a reused process id is safe.
     """

@@ -110,7 +110,7 @@ def is_log_too_large(spec: ServiceSpec) -> bool:
 
 
 def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
-    """Return what the trainer reports about itself; empty if it does not respond."""
+    """Return the health report of the trainer; empty if it does not respond."""
     try:
         response = request_service("GET", f"{plan.trainer_url}/health")
         content = response.json()
@@ -157,7 +157,7 @@ class RunServices:
     """Holds what has happened to services since the last `write`, by their names."""
 
     def write(self, **changes: object) -> None:
-        """Write what has happened to services into the record, and these fields of it."""
+        """Write the states of the services, and these fields, into the record."""
         services = dict(self.unwritten)
         self.unwritten.clear()
         if services or changes:

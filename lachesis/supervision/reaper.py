@@ -85,7 +85,7 @@ class LogCopier(threading.Thread):
             self.file.write(text)
 
     def _rotate(self) -> None:
-        """Move the log aside and begin a new one; if that fails, the old file is written on."""
+        """Move the log aside and begin a new file; if that fails, continue with the old file."""
         with contextlib.suppress(FileNotFoundError):  # An earlier attempt has moved it already.
             os.replace(self.path, f"{self.path}.1")
         new_file = open(self.path, "ab", buffering=0)  # noqa: SIM115

@@ -20,8 +20,9 @@ from lachesis.supervision.readiness import (
     disconnect_environment,
     fetch_trainer_health,
 )
+from lachesis.supervision.services.order import get_service_role
 from lachesis.supervision.services.plan import ServicePlan
-from lachesis.supervision.services.spec import ServiceSpec, get_service_role
+from lachesis.supervision.services.spec import ServiceSpec
 from lachesis.supervision.stop_requests import StopCheck
 
 log = logging.getLogger("lachesis.flow")

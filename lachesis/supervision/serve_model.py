@@ -34,7 +34,7 @@ TOKEN_VARIABLE = "LACHESIS_INFERENCE_TOKEN"
 
 @dataclass(frozen=True)
 class ModelEndpoint:
-    """Say where a model is served, and what is served there."""
+    """Hold the address and the name of a served model."""
 
     url: str
     """The address that clients of OpenAI's API call their base URL."""

@@ -24,8 +24,9 @@ from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.readiness import RunServices, ShowStep, fetch_trainer_health
 from lachesis.supervision.restarts import ServiceRestarter
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
-from lachesis.supervision.services.plan import START_ORDER, ServicePlan, make_training_plan
-from lachesis.supervision.services.spec import ServiceSpec, get_service_role
+from lachesis.supervision.services.order import ROLES, START_ORDER, get_service_role
+from lachesis.supervision.services.plan import ServicePlan, make_training_plan
+from lachesis.supervision.services.spec import ServiceSpec
 from lachesis.supervision.stop_requests import CHECK_INTERVAL_S, StopCheck, StopRequested
 
 log = logging.getLogger("lachesis.flow")
@@ -106,9 +107,11 @@ class TrainingRun:
 
     def _start_in_order(self) -> None:
         starting_specs: list[ServiceSpec] = []
-        first_environment = next(iter(self.env_ids))
+        at_once = [role.name for role in ROLES if role.starts_at_once]
+        # The first environment starts while the trainer is not ready yet.
+        at_once.append(next(iter(self.env_ids)))
         for spec in self.plan.services:
-            if spec.name not in ("backend", "engine", "api", first_environment):
+            if spec.name not in at_once:
                 self._wait_for_services(starting_specs)
             # The attempt has begun with a check, so that of the first service may be some seconds
             # old; the record is not read again for it.
@@ -170,7 +173,7 @@ class TrainingRun:
         return any(map(self.group.is_running, self.env_ids))
 
     def _ask_trainer(self) -> dict[str, Any]:
-        """Return what the trainer reports about itself, and report how far it is."""
+        """Return the health report of the trainer, and report its progress."""
         health = fetch_trainer_health(self.plan)
         self.spent = health.get("spent") or self.spent
         self.report(int(health.get("step") or 0), self.plan.config.env.total_steps)

@@ -20,7 +20,7 @@ LOSS_SUM = "loss:sum"
 
 
 def check_prompt_logprobs(logprobs: Sequence[float | None], num_tokens: int) -> list[float | None]:
-    """Return the log-probabilities of a text, one for each of its tokens.
+    """Return the log-probabilities of a prompt, one for each token.
 
     The first one is None, because nothing comes before that token.
 

@@ -1,4 +1,4 @@
-"""Use a Tinker server as the trainer does, for probes of what it means by each request."""
+"""Use a Tinker server as the trainer does, for probes of its answer to each request."""
 
 from __future__ import annotations
 

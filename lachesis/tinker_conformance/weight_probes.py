@@ -82,7 +82,7 @@ def _gap(first: Array, second: Array) -> float:
 
 
 def ask_base(session: BackendSession) -> ProbeResult:
-    """Sample the base model, and ask it for the log-probabilities of a text."""
+    """Sample the base model, and request the log-probabilities of a prompt."""
     base = session.sample_base()
     samples = session.sample(base, num_samples=4)
     session.compute_logprobs(base)
@@ -276,7 +276,7 @@ def ask_seeds(session: BackendSession) -> ProbeResult:
 
 
 def ask_batches(session: BackendSession) -> ProbeResult:
-    """Look whether the log-probabilities of a text depend on what is asked beside it."""
+    """Probe whether the log-probabilities of a prompt depend on the other requests of a batch."""
     base = session.sample_base()
     alone = session.compute_logprobs(base)
     texts = [TEXT, *(TEXT[: 4 + number] for number in range(8))]

@@ -1,4 +1,6 @@
-"""Say what the HTTP routes need of an engine, so that several engines can have the same routes."""
+"""Define the interface that an engine offers to the HTTP routes, so that several engines share the
+routes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class ServedSession(Protocol):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return what the client has told about itself."""
+        """Return the metadata that the client has sent with its session."""
 
     @property
     def model_ids(self) -> list[str]:
@@ -54,7 +56,7 @@ class ServedSampler(Protocol):
 
     @property
     def limits(self) -> ModelLimits:
-        """Return what requests are checked against."""
+        """Return the limits that requests are checked against."""
 
 
 class Worker(Protocol):

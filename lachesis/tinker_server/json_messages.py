@@ -25,7 +25,7 @@ ADAM_DEFAULTS = {
 
 
 class ModelLimits(Protocol):
-    """Say what the requests to a model are checked against."""
+    """Hold the limits that the requests to a model are checked against."""
 
     @property
     def context_length(self) -> int:

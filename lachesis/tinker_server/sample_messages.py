@@ -18,7 +18,7 @@ MISSING_LOGPROB = -99999.0
 
 @dataclass(frozen=True)
 class PromptLogprobsSpec:
-    """Say what is requested about the distribution before each prompt token except the first.
+    """Describe the requested log-probabilities of each prompt token except the first.
 
     Log-probabilities are natural and at temperature 1; only the alternatives are drawn at the
     request's temperature.

@@ -140,7 +140,8 @@ def main() -> int:
 
 
 def join_lines(text: str) -> str:
-    """Put a text on one line, because the reason for a failure must be the last line of the log."""
+    """Join lines to a single line, because the reason for a failure must be the last line of the
+    log."""
     return " ".join(text.split())
 
 
@@ -219,7 +220,7 @@ async def _create_trainer(
     *,
     evaluate_base: bool,
 ) -> Trainer:
-    """Return the trainer with its state, which is that of the checkpoint if there is one."""
+    """Return the trainer with its state, loaded from the checkpoint if there is a checkpoint."""
     from lachesis.trainer.checkpoint_saving import CheckpointManager
     from lachesis.trainer.evaluation_schedule import EvaluationScheduler
     from lachesis.trainer.loop import Trainer

@@ -1,6 +1,4 @@
-"""Save a run's checkpoints, verify that training resumes from what was saved, and delete old
-ones.
-"""
+"""Save a run's checkpoints, verify that training resumes from them, and delete old checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ MAX_LOSS_CHANGE = 1e-3
 
 
 class ResumePoint(BaseModel):
-    """Describe what training was resumed from."""
+    """Describe the checkpoint and the step that training was resumed from."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -133,8 +131,7 @@ class CheckpointManager:
         return next((step for step in self._saved_steps if step >= evaluated_step), None)
 
     async def save(self, step: int, *, is_final: bool = False) -> None:
-        """Save a checkpoint of this step unless there is one, then delete those that are
-        superseded.
+        """Save a checkpoint of this step unless it exists, then delete superseded checkpoints.
 
         Raises:
             Exception: The server or the disk refused.
@@ -192,9 +189,7 @@ class CheckpointManager:
                 )
 
     async def verify_resume(self, manifest: Manifest) -> ResumePoint:
-        """Compare the loaded weights with the saved ones by a text's log-probabilities, after
-        publishing.
-        """
+        """Compare loaded and saved weights by the log-probabilities of a prompt."""
         loaded_probes = await self._measure_probes()
         loss_change = None
         if manifest.probes and loaded_probes:

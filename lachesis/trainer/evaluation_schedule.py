@@ -232,7 +232,7 @@ class EvaluationScheduler:
         return {}
 
     async def wait_for_last_round(self, stop: asyncio.Event) -> None:
-        """Wait after the last step for what is due or running; when `stop` is set, it has failed.
+        """Wait after the last step for due evaluations; when `stop` is set, they have failed.
 
         The base model is evaluated now if it was not before.
         """
@@ -269,7 +269,7 @@ class EvaluationScheduler:
             self._wake_waiters()
 
     def _start_next_round(self) -> None:
-        """Begin what is due, or else the evaluation of the base model, if none is under way."""
+        """Begin the due evaluation, or else that of the base model, if none is under way."""
         if self._round is None and self._next is not None:
             (step, sampler), self._next = self._next, None
             self._start_round(step, sampler)
@@ -370,7 +370,7 @@ class EvaluationScheduler:
             log.warning("the reason could not be stored: %s", error)
 
     def _end_part(self, environment: str) -> None:
-        """End the part of an environment, and the round if it was the last one."""
+        """End the part of an environment, and the round if no other part is open."""
         assert self._round is not None
         del self._round.parts[environment]
         if not self._round.parts:

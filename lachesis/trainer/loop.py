@@ -338,7 +338,7 @@ class Trainer:
             )
 
     async def _save_after_error(self) -> None:
-        """Save the steps that were counted, and write the line of the last one.
+        """Save the counted steps, and write the metrics line of the last step.
 
         After an error during an update nothing is saved, because the weights may contain part of
         it.

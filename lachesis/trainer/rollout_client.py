@@ -108,7 +108,7 @@ class RolloutClient:
 
     async def take_refused_groups(self) -> list[tuple[str, Any]]:
         """Return the reason and the content of the groups that the API has refused since the last
-        call; a content that is not JSON is a text.
+        call; content that is not JSON is returned as a string.
         """
         try:
             answer = await self._request("GET", "/refused")

@@ -68,7 +68,7 @@ async def _fine_tune(
     examples: list[SftExample],
     stop: asyncio.Event,
 ) -> list[float] | None:
-    """Return the loss of each update, or None if the process was asked to end."""
+    """Return the loss of each update; None if a stop was requested."""
     sft_batches = list(
         iterate_batches(
             examples,

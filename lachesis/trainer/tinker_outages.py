@@ -1,4 +1,4 @@
-"""Watch how the Tinker server treats a run: what is waited out, and what ends the run.
+"""Watch the Tinker server's answers to a run: which faults are waited out, and which end the run.
 
 A pause is over when the server has not refused anything for a while. A refused key and an account
 without money end the run at its last checkpoint, because waiting does not help; so does a session
@@ -73,7 +73,8 @@ class ServerWatch:
             self._fail(translated)
 
     def translate(self, error: BaseException) -> LachesisError | None:
-        """Return the error that tells the run's user what to do, or None if it is another one."""
+        """Return the error that tells the run's user what to do; None if the cause is not an
+        outage."""
         if isinstance(error, ServerProtocolError):
             return error
         text = str(error)
@@ -156,7 +157,7 @@ class ServerWatch:
 
 
 def _extract_detail(text: str) -> str:
-    """Return what the server has said, without what the SDK has put around it."""
+    """Return the server's own message, without the words that the SDK adds."""
     if found := _DETAIL.search(text):
         text = found.group(2)
     return shorten(" ".join(text.split()), 160)

@@ -57,7 +57,7 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Send what is left and close the tracker."""
+        """Send pending values and close the tracker."""
 
     def _put(self, item: tuple[int, Metrics] | None) -> None:
         with self._queue_condition:
@@ -122,7 +122,7 @@ class WandbTracker(Tracker):
         self._run_handle.log(metrics, step=step)
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send pending values."""
         self._run_handle.finish()
 
     def _start_run(self) -> Any:
@@ -219,7 +219,7 @@ class TrackioTracker(Tracker):
         self._trackio.log(dict(metrics), step=step)
 
     def finish(self) -> None:
-        """Send what is left."""
+        """Send pending values."""
         self._trackio.finish()
 
 
@@ -236,7 +236,7 @@ class Trackers:
             tracker.log(step, metrics)
 
     def close(self) -> None:
-        """Let each tracker send what is left."""
+        """Let each tracker send its remaining metrics."""
         for tracker in self.trackers:
             tracker.close()
 

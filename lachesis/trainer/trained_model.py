@@ -266,7 +266,7 @@ class Policy:
     async def request_logprobs(
         self, sampler: tinker.SamplingClient, prompt: tinker.ModelInput
     ) -> list[float | None]:
-        """Return the log-probability of each token of a text, None for the first, and count it."""
+        """Return the log-probability of each token, None for the first, and count the tokens."""
         self.usage.record_logprob_request(prompt.length)
         logprobs = await call_sdk(sampler, "compute_logprobs", prompt)
         return check_prompt_logprobs(logprobs, prompt.length)

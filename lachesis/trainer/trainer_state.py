@@ -13,7 +13,7 @@ from lachesis.trainer.evaluation_schedule import EvaluationScheduler
 
 @dataclass
 class TrainerState:
-    """Hold what the trainer reports about itself."""
+    """Hold the values of the trainer's health report."""
 
     phase: str = "starting"
     step: int = 0

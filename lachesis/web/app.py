@@ -30,13 +30,12 @@ from lachesis.reporting.run_list import RunFilter
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.web.comparison_page import COMPARE_ROUTES
-from lachesis.web.curve_routes import CURVE_ROUTES
+from lachesis.web.curves import CURVE_ROUTES
 from lachesis.web.environments_page import ENVIRONMENT_ROUTES
-from lachesis.web.live_updates import EVENT_ROUTES, Broadcasts
 from lachesis.web.rendering import get_static_prefix, make_page, make_static_app
 from lachesis.web.rollouts_page import ROLLOUT_ROUTES
 from lachesis.web.run_list_page import RUN_LIST_ROUTES, build_run_list
-from lachesis.web.run_routes import RUN_ROUTES
+from lachesis.web.run_page import RUN_ROUTES
 from lachesis.web.sign_in import SignInGate
 
 
@@ -60,7 +59,6 @@ def create_app(
     # One cache for all pages, so that a second look at a run costs nothing.
     runs = store or RunStore()
     app.state.cache = RunCache(runs, lambda: refresh_unsettled(runs))
-    app.state.broadcasts = Broadcasts()
     # The token is checked by the gate, which can ask a person for it; the guard does the rest.
     gate = SignInGate(GZipMiddleware(app, minimum_size=1000), token)
     guard = HttpGuard(
@@ -79,7 +77,6 @@ def _create_routes() -> Starlette:
         routes=[
             Route("/", lambda request: RedirectResponse("/runs")),
             Mount(get_static_prefix(), make_static_app()),
-            *EVENT_ROUTES,
             *RUN_LIST_ROUTES,
             *RUN_ROUTES,
             *ROLLOUT_ROUTES,
@@ -169,7 +166,7 @@ class SecurityHeaders:
 
 @dataclass(frozen=True)
 class MissingRun:
-    """Hold what the page about an unknown run shows."""
+    """Hold the parts of the page about an unknown run."""
 
     run_id: str
     nearest: RunRecord | None
@@ -177,7 +174,8 @@ class MissingRun:
 
 
 def build_missing_run(cache: RunCache, run_id: str) -> MissingRun:
-    """Return the run whose id or name is nearest to what was asked for, and how many there are."""
+    """Return the run whose id or name is most similar to an unknown name, and the number of
+    runs."""
     records = cache.list_records()
     # A person may have typed the id or the name.
     names = {record.run_id: record for record in records}

@@ -32,7 +32,7 @@ from lachesis.reporting.run_list import LETTERS, MAX_COMPARED_RUNS
 from lachesis.reporting.verdict_marks import Mark, choose_mark
 from lachesis.runs.held_out_results import HeldOutPoint, split_curve
 from lachesis.runs.record import RunRecord
-from lachesis.web.curve_routes import read_curve_request
+from lachesis.web.curves import read_curve_request
 from lachesis.web.rendering import make_csv_response, make_page
 
 # Mean reward whose first step is compared.
@@ -42,7 +42,7 @@ REACHED_STEPS = 5
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """Hold what the page shows of one run."""
+    """Hold the parts of the comparison about one run."""
 
     letter: str
     record: RunRecord
@@ -71,7 +71,7 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class ComparePage:
-    """Hold what the page shows."""
+    """Hold the parts of the comparison page."""
 
     columns: list[ComparedColumn]
     lead: str
@@ -301,7 +301,7 @@ def show_comparison(request: Request) -> Response:
     shows_equal = bool(request.query_params.get("all"))
     return make_page(
         request,
-        "compare.html.j2",
+        "comparison.html.j2",
         section="compare",
         page=build_compare_page(cache, read_run_ids(request), shows_equal=shows_equal),
         curve_request=read_curve_request(request),

@@ -86,20 +86,37 @@ READABLE = ",/:@><=!"
 
 
 def make_page(
-    request: Request, template: str, *, section: str, status: int = 200, **values: object
+    request: Request,
+    template: str,
+    *,
+    section: str,
+    status: int = 200,
+    tag: str = "",
+    **values: object,
 ) -> HTMLResponse:
-    """Return the page of a template; `section` is the part of the bar that it belongs to."""
+    """Return the page of a template.
+
+    Args:
+        request: The request that it answers.
+        template: The file of the template.
+        section: The part of the bar that the page belongs to.
+        status: The HTTP status.
+        tag: The tag by which an open page asks whether it has changed; empty for no such page.
+        values: What the template shows.
+    """
     # A page is made anew for each request, so a browser must not keep it.
     page = render_page(
         template,
         static=get_static_prefix(),
         section=section,
         address=make_address_function(request),
+        tag=tag,
         **values,
     )
     headers = {"Cache-Control": "no-store", "Vary": "HX-Request"}
-    is_refresh = "x-refresh" in request.headers
-    if request.headers.get("hx-request") and not is_refresh:
+    if tag:
+        headers["ETag"] = tag
+    if request.headers.get("hx-request") and "if-none-match" not in request.headers:
         # Empty fields of a form do not belong into the address bar.
         headers["HX-Push-Url"] = make_address_function(request)()
     return HTMLResponse(page, status_code=status, headers=headers)
@@ -111,7 +128,7 @@ def make_address_function(request: Request) -> Callable[..., str]:
     def make_address(base: str | None = None, **changes: object) -> str:
         query = {**dict(request.query_params), **changes}
         parts = [
-            f"{name}={quote(str(value), safe=READABLE)}"
+            f"{quote(name, safe=READABLE)}={quote(str(value), safe=READABLE)}"
             for name, value in query.items()
             if value not in (None, "")
         ]

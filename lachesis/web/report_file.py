@@ -40,7 +40,7 @@ from lachesis.runs.store import RunStore
 from lachesis.web.comparison_page import make_compare_page
 from lachesis.web.rendering import STATIC_FOLDER, render_page
 from lachesis.web.rollouts_page import describe_scores
-from lachesis.web.run_overview import make_run_page
+from lachesis.web.run_page import make_run_page
 
 # Held-out items that are shown, those with wrong answers first.
 MAX_HELD_OUT_ITEMS = 4
@@ -68,7 +68,7 @@ class ReportedPhase:
 
 @dataclass(frozen=True)
 class RunReport:
-    """Hold what the report has and the page has not."""
+    """Hold the parts of a report that the page of a run does not have."""
 
     failures: str
     phases: list[ReportedPhase]
@@ -177,7 +177,7 @@ def _make_answers(texts: Sequence[str], scores: Sequence[float]) -> list[AnswerC
 
 
 def list_provenance(record: RunRecord, run_dir: RunDir) -> list[tuple[str, Any]]:
-    """Return what the run is made of: command, code, model, data, packages and machine."""
+    """Return the provenance of a run as rows: command, code, model, data, packages and machine."""
     provenance = read_provenance(run_dir)
     if provenance is None:
         return []
@@ -202,7 +202,7 @@ def list_provenance(record: RunRecord, run_dir: RunDir) -> list[tuple[str, Any]]
 
 
 def _get_file_name(path: str | None) -> str:
-    """Return the last part of a path: where a file lies on a machine is nobody's concern."""
+    """Return the last part of a path, so that a report shows no folders of this machine."""
     return Path(path).name if path else ""
 
 
@@ -234,13 +234,13 @@ def _list_forecast(view: RunView) -> list[list[str]]:
     ]
 
 
-STYLES = ("vendor/uPlot.min.css", "frame.css", "parts.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "page.js", "curves.js")
+STYLES = ("vendor/uPlot.min.css", "colors.css", "layout.css", "pages.css")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "common.js", "curves.js")
 
 
 @dataclass(frozen=True)
 class ReportAssets:
-    """Hold what a report carries with it; all of it is written by this program."""
+    """Hold the styles, scripts and data that a report contains; all are written by this program."""
 
     theme: Markup
     styles: Markup
@@ -316,4 +316,4 @@ def write_comparison(comparison: Comparison, file: Path) -> None:
         run.record.run_id: record_curves(run.steps, metrics, run.curve, [])
         for run in comparison.runs
     }
-    write_report_file(file, "compare_report.html.j2", data, page=page)
+    write_report_file(file, "comparison_report.html.j2", data, page=page)

@@ -20,6 +20,7 @@ from lachesis.reporting.rollouts import (
     read_item_facts,
 )
 from lachesis.reporting.run_cache import RunCache
+from lachesis.reporting.run_list import read_count
 from lachesis.reporting.verdict_marks import Mark, choose_mark
 from lachesis.rollouts.groups import (
     Ask,
@@ -63,14 +64,14 @@ class RolloutFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> RolloutFilter:
-        """Return the filter that an address asks for; what it does not know is left out."""
+        """Return the filter of an address; unknown parameters are ignored."""
         page, ask, order = (query.get(name, "") for name in ("page", "ask", "order"))
-        number = max(1, int(page)) if page.isdecimal() and len(page) < 6 else 1
+        number = read_count(page) or 1
         return cls(
             query=GroupQuery(
                 ask=cast(Ask, ask) if ask in get_args(Ask) else "",
-                first_step=_read_step(query.get("from", "")),
-                last_step=_read_step(query.get("to", "")),
+                first_step=read_count(query.get("from", "")),
+                last_step=read_count(query.get("to", "")),
                 reason=query.get("reason", ""),
                 environment=query.get("env", ""),
                 item=query.get("item", ""),
@@ -83,10 +84,6 @@ class RolloutFilter:
             page=number,
             by_difference=query.get("colour") == "diff",
         )
-
-
-def _read_step(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 9 else None
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ class RewardStrip:
 
 @dataclass(frozen=True)
 class RolloutPage:
-    """Hold what the page shows."""
+    """Hold the parts of the page of rollouts."""
 
     record: RunRecord
     mark: Mark
@@ -214,27 +211,27 @@ def _open_group(
 ) -> OpenedGroup | None:
     """Return the group that the address names, or the first one of the list."""
     name = rollout_filter.opened or (f"{groups[0].step}-{groups[0].group}" if groups else "")
-    when, _, number = name.partition("-")
-    if when in held_out and number.isdecimal():
-        return _open_held_out(held_out[when], when, int(number))
-    if not (when.isdecimal() and number.isdecimal()):
+    when, _, number_text = name.partition("-")
+    step, number = read_count(when), read_count(number_text)
+    if when in held_out and number is not None:
+        return _open_held_out(held_out[when], when, number)
+    if step is None or number is None:
         return None
     # Previous and next are those of the list as it is filtered.
     names = [f"{group.step}-{group.group}" for group in groups]
-    return _open_trained(cache, record, table, name, names, rollout_filter)
+    rows = read_group(cache.store.dir(record.run_id).rollouts, step, number)
+    return _open_trained(record, table, rows, name, names, rollout_filter)
 
 
 def _open_trained(
-    cache: RunCache,
     record: RunRecord,
     table: GroupTable,
+    rows: Sequence[Json],
     name: str,
     names: Sequence[str],
     rollout_filter: RolloutFilter,
 ) -> OpenedGroup | None:
     """Return a group of a training step; `names` are those of the listed groups."""
-    when, _, number = name.partition("-")
-    rows = read_group(cache.store.dir(record.run_id).rollouts, int(when), int(number))
     if not rows:
         return None
     place = names.index(name) if name in names else None
@@ -244,7 +241,7 @@ def _open_trained(
     expected, facts = read_item_facts(rows[0]["item"], prompt)
     return OpenedGroup(
         name=name,
-        title=f"Step {int(when):,}",
+        title=f"Step {rows[0]['step']:,}",
         prompt=prompt,
         expected=expected,
         facts=facts,
@@ -325,7 +322,7 @@ def _draw_strip(samples: Sequence[tuple[int, float]], opened: str) -> RewardStri
         for step, value in average_neighbours(samples, STRIP_POINTS)
     ]
     line = "M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points)
-    step = opened.partition("-")[0]
+    opened_step = read_count(opened.partition("-")[0])
     return RewardStrip(
         line=line,
         area=f"{line}L{STRIP_WIDTH} {STRIP_HEIGHT}L{points[0][0]:.0f} {STRIP_HEIGHT}Z",
@@ -333,7 +330,7 @@ def _draw_strip(samples: Sequence[tuple[int, float]], opened: str) -> RewardStri
         last_step=last_step,
         first_reward=format_reward(samples[0][1]),
         last_reward=format_reward(samples[-1][1]),
-        mark_x=f"{STRIP_WIDTH * int(step) / last_step:.0f}" if step.isdecimal() else None,
+        mark_x=None if opened_step is None else f"{STRIP_WIDTH * opened_step / last_step:.0f}",
     )
 
 

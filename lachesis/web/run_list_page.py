@@ -28,6 +28,7 @@ from lachesis.reporting.verdict_marks import ALARMING, Mark, choose_mark, explai
 from lachesis.runs.held_out_results import HeldOutPoint
 from lachesis.runs.record import RunRecord
 from lachesis.web.inline_svg import Sparkline, draw_sparkline
+from lachesis.web.live_updates import answer_unchanged, make_tag, read_list_state
 from lachesis.web.rendering import make_csv_response, make_page
 
 # Columns of settings that differ; the rest of them is counted below the table.
@@ -48,7 +49,7 @@ class SettingCell:
 
 @dataclass(frozen=True)
 class RunRow:
-    """Hold what the table shows of one run."""
+    """Hold the row of one run."""
 
     record: RunRecord
     summary: RunSummary
@@ -69,7 +70,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class RunListPage:
-    """Hold what the page of all runs shows."""
+    """Hold the parts of the page of all runs."""
 
     rows: list[RunRow]
     num_runs: int
@@ -285,8 +286,11 @@ def _count_equal_settings(summaries: Sequence[RunSummary]) -> int:
 def show_run_list(request: Request) -> Response:
     """Answer with the page of the runs that the address asks for."""
     cache: RunCache = request.app.state.cache
+    tag = make_tag(request, read_list_state(cache))
+    if unchanged := answer_unchanged(request, tag):
+        return unchanged
     page = build_run_list(cache, RunFilter.from_query(request.query_params))
-    return make_page(request, "runs.html.j2", section="runs", page=page)
+    return make_page(request, "run_list.html.j2", section="runs", tag=tag, page=page)
 
 
 def download_run_list(request: Request) -> Response:
@@ -298,7 +302,7 @@ def download_run_list(request: Request) -> Response:
 
 
 def _make_row(summary: RunSummary) -> dict[str, object]:
-    """Return what is known of one run, with all of its settings."""
+    """Return one run as a row of CSV, with all of its settings."""
     record, point = summary.record, summary.held_out
     return {
         "run_id": record.run_id,

@@ -1,4 +1,4 @@
-"""Run the page server of a home, and find the one that runs."""
+"""Run the page server of a home, and find the running server."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ OPEN_PREFIX = "/static/"
 
 
 def sign(token: str, purpose: str, lifetime_s: float) -> str:
-    """Return a text that proves until its time is over that its maker knew the token."""
+    """Return a string that proves, until it expires, that its maker knew the token."""
     expires_at = str(int(time.time() + lifetime_s))
     return f"{expires_at}.{_compute_signature(token, purpose, expires_at)}"
 
 
 def is_valid(signed: str, token: str, purpose: str) -> bool:
-    """Return whether a text was signed with this token for this purpose and is not too old."""
+    """Return whether a string was signed with this token for this purpose and has not expired."""
     expires_at, _, signature = signed.partition(".")
     if not expires_at.isdecimal() or len(expires_at) > 12 or int(expires_at) < time.time():
         return False

@@ -59,7 +59,8 @@ class Segment:
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(model: str) -> Tokenizer | None:
-    """Return the tokenizer of a model in a folder or in the cache of the Hub; None without one."""
+    """Return the tokenizer of a model from a folder or the cache of the Hub; None if it is
+    missing."""
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -217,7 +217,7 @@ def _compare_decoded(
 def _decode_last_tokens(
     base: BaseLanguageModel, sequences: list[torch.Tensor], adapters: list[LoraAdapter | None]
 ) -> list[torch.Tensor]:
-    """Return the logits of each row's last token, with the last two tokens added one by one."""
+    """Return the logits of each row's last token, feeding the last two tokens separately."""
     device = base.device
     slots = torch.arange(len(sequences), device=device)
     assignments: list[AdapterAssignment] = [
@@ -268,7 +268,7 @@ def _make_tokens(base: BaseLanguageModel, count: int, stride: int) -> torch.Tens
 def _compute_last_logits(
     base: BaseLanguageModel, sequence: torch.Tensor, adapter: LoraAdapter | None
 ) -> torch.Tensor:
-    """Return the logits after a sequence from one pass of the model over all of it."""
+    """Return the logits after a sequence, from one pass of the model over the whole sequence."""
     if adapter is not None:
         base.lora_layers.use_for_sampling([(None, adapter)])
     return _take_last_logits(base.module(input_ids=sequence[None]).logits)

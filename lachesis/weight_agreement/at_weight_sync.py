@@ -225,7 +225,7 @@ class WeightSyncCheck:
             self._sampler_task.cancel()
 
     def _ensure_text(self, tokens: Iterable[int]) -> bool:
-        """Keep the first text of at least two tokens, and return whether there is one."""
+        """Keep the first text of at least two tokens, and return whether such a text is kept."""
         if self._text_tokens is None:
             text_tokens = [int(token) for token in itertools.islice(tokens, MAX_TEXT_TOKENS)]
             self._text_tokens = text_tokens if len(text_tokens) > 1 else None

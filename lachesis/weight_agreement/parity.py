@@ -157,9 +157,7 @@ def _compare_adapter(
 
 
 def _untie_embeddings(model: Any) -> None:
-    """Give the output layer its own weights, so that an adapter of it does not change the
-    embedding.
-    """
+    """Give the output layer its own weights, so that its adapter does not change the embedding."""
     import torch
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

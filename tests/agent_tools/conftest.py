@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.answers import ANSWER_KEYS
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 from lachesis.config import run_config as run_config
@@ -35,9 +36,20 @@ def ask(desk: AgentSession) -> Callable[..., Json]:
     """Call a tool of the table; its answer, or its error as JSON."""
 
     def call(tool: str, /, **arguments: Any) -> Json:
-        return TOOLS[tool].run_safely(CallContext(desk), arguments)[0]
+        answer, error = TOOLS[tool].run_safely(CallContext(desk), arguments)
+        if error is None:
+            assert_keys_are_known(tool, answer)
+        return answer
 
     return call
+
+
+def assert_keys_are_known(tool: str, answer: Json) -> None:
+    """Fail if an answer has other keys than docs/reference/tools.md says."""
+    names = ANSWER_KEYS[tool].split()
+    required = {name for name in names if not name.endswith("?")}
+    known = {name.rstrip("?") for name in names} | {"shortened"}
+    assert required <= set(answer) <= known, (tool, set(answer) ^ known)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lachesis.agent_tools import launches
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.draft import edit_draft, select_environment
+from lachesis.agent_tools.session import AgentSession
 from lachesis.base.errors import LachesisError
 from lachesis.base.json_text import Json
 
@@ -107,14 +108,14 @@ def test_validators_of_the_environment_itself_count_at_edit_time(
     )
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(folder))
     desk = AgentSession("test")
-    desk.select("even", model="tiny")
+    select_environment(desk, "even", model="tiny")
     with pytest.raises(LachesisError, match="width must be even"):
-        desk.edit("width", 3)
-    assert desk.edit("width", 4).value == 4
-    assert launches.preview_start(desk).config["width"] == 4
+        edit_draft(desk, "width", 3)
+    assert edit_draft(desk, "width", 4)["value"] == 4
+    assert launches.preview_start(desk)["config"]["width"] == 4
     with pytest.raises(LachesisError, match="minimum of 8"):
-        desk.edit("group_size", 4)  # the class is narrower than every environment must be
-    assert desk.edit("low", 9).problem == "low must not be above high"
+        edit_draft(desk, "group_size", 4)  # the class is narrower than every environment must be
+    assert edit_draft(desk, "low", 9)["problem"] == "low must not be above high"
     with pytest.raises(LachesisError, match="low must not be above high"):
         launches.preview_start(desk)
-    assert desk.edit("high", 10).problem is None
+    assert "problem" not in edit_draft(desk, "high", 10)

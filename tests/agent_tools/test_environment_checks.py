@@ -30,7 +30,7 @@ def test_rl_check_environment(
 
     with monkeypatch.context() as brief:
         # a quick machine would be done with the check
-        brief.setattr("lachesis.agent_tools.environment_checks.MAX_TEST_WAIT_S", 0.1)
+        brief.setattr("lachesis.agent_tools.environment_checks.MAX_WAIT_S", 0.1)
         answer = ask("rl_check_environment", environment="my_task", new=True, model=random_model)
         same = ask("rl_check_environment", environment="my_task", model=random_model)
     assert same["check_id"] == answer["check_id"]
@@ -65,7 +65,7 @@ def test_rl_check_environment(
     assert not answer["ok"]
     assert "load_dataset" in answer["message"]
 
-    monkeypatch.setattr("lachesis.agent_tools.environment_checks.MAX_TEST_WAIT_S", 0.1)
+    monkeypatch.setattr("lachesis.agent_tools.environment_checks.MAX_WAIT_S", 0.1)
     (mine / "my_task.py").write_text(text + "\n# another version\n")
     answer = ask("rl_check_environment", environment="my_task", model=random_model)
     assert answer["status"] == "running"

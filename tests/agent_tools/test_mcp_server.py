@@ -140,9 +140,12 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
         assert "run_id" not in preview
         assert "tml-secret-1" not in json.dumps(preview)
         assert (await ask(client, "rl_list_runs"))[0]["count"] == 0
-        confirmed, failed = await ask(client, "rl_start_training", confirm=True)
+        confirmed, failed = await ask(client, "rl_start_training", confirm=preview["preview"])
         assert (confirmed["code"], failed) == ("validation_missing", True), "it went on to the gate"
-        wrong, failed = await ask(client, "rl_start_training", confirm="yes")
+        for no_yes in ("yes", "0123456789ab"):
+            again, failed = await ask(client, "rl_start_training", confirm=no_yes)
+            assert again["confirmation_required"] is True
+        wrong, failed = await ask(client, "rl_start_training", confirm=1)
         assert (wrong["code"], failed) == ("arguments", True)
         await ask(client, "rl_select_environment", name="arithmetic")
         assert (await ask(client, "rl_start_training"))[0]["code"] == "server_down", (
@@ -150,19 +153,25 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
         )
 
 
-async def test_a_stop_that_may_have_cost_money_is_a_preview_until_it_is_confirmed(
+async def test_a_stop_is_asked_for_only_where_the_owner_says_so(
     home: Path, make_run: Callable[..., RunRecord]
 ) -> None:
-    run_id = make_run(profile="tinker", status="pending").run_id
+    first, second = (make_run(profile="tinker", status="pending").run_id for _ in range(2))
     async with connected() as client:
-        preview, _ = await ask(client, "rl_stop_training", run_id=run_id)
-        assert preview["confirmation_required"] is True
-        assert preview["status"] == "pending"
-        resumed, _ = await ask(client, "rl_start_training", resume=run_id)
-        assert resumed["confirmation_required"] is True
-        stopped, _ = await ask(client, "rl_stop_training", run_id=run_id, confirm=True)
+        stopped, _ = await ask(client, "rl_stop_training", run_id=first)
         assert stopped["status"] == "stopped"
-        again, _ = await ask(client, "rl_stop_training", run_id=run_id)
+        (home / "policy.yaml").write_text("agents: {confirm_stop: true}")
+        preview, _ = await ask(client, "rl_stop_training", run_id=second)
+        assert (preview["confirmation_required"], preview["status"]) == (True, "pending")
+        resumed, _ = await ask(client, "rl_start_training", resume=second)
+        assert resumed["confirmation_required"] is True
+        other, _ = await ask(client, "rl_stop_training", run_id=second, confirm=True)
+        assert other["confirmation_required"] is True, "true agrees to what was shown last"
+        stopped, _ = await ask(
+            client, "rl_stop_training", run_id=second, confirm=preview["preview"]
+        )
+        assert stopped["status"] == "stopped"
+        again, _ = await ask(client, "rl_stop_training", run_id=second)
         assert "is not running" in again["message"]
         assert (await ask(client, "rl_stop_training", run_id="ffffffff"))[0][
             "code"

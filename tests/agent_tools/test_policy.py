@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from lachesis.agent_tools import environment_checks
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.session import AgentSession
 from lachesis.base.errors import ConfigError, PolicyError
 from lachesis.base.json_text import Json
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
@@ -59,13 +59,21 @@ def read_config(home: Path, run_id: str) -> RunConfig:
     return read_effective_config(RunStore(home).dir(run_id))
 
 
+def start_confirmed(ask: Ask, **arguments: Any) -> Json:
+    """Start after a yes to the preview; what needs none is started or refused at once."""
+    preview = ask("rl_start_training", **arguments)
+    if "preview" not in preview:
+        return preview
+    return ask("rl_start_training", **arguments, confirm=preview["preview"])
+
+
 def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None:
     assert load_policy(home).limits_cost is False
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     assert ask("rl_edit_config", field="total_steps", value=60)["code"] == "locked_field"
-    refused = ask("rl_start_training", confirm=True)
+    refused = start_confirmed(ask)
     assert refused["code"] == "validation_missing", refused
-    assert f"lachesis test arithmetic --model {MODEL} --profile tinker" in refused["error"]
+    assert f"lachesis test arithmetic --profile tinker --model {MODEL}" in refused["error"]
 
 
 def test_the_owner_says_what_agents_may_use(ask: Ask, home: Path) -> None:
@@ -95,21 +103,21 @@ def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
 def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> None:
     write_policy(home, max_cost_usd_per_run=5, max_cost_usd_per_day=8, require_validation=False)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    first = ask("rl_start_training", confirm=True)["run_id"]
+    first = start_confirmed(ask)["run_id"]
     assert read_config(home, first).limits.max_cost_usd == 5
-    second = ask("rl_start_training", confirm=True)["run_id"]
+    second = start_confirmed(ask)["run_id"]
     assert read_config(home, second).limits.max_cost_usd == 3
-    refused = ask("rl_start_training", confirm=True)
+    refused = start_confirmed(ask)
     assert "spent or reserved 8 US dollars in the last 24 hours" in refused["error"]
     store = RunStore(home)
     store.update(first, status="failed")
-    third = ask("rl_start_training", confirm=True)["run_id"]
+    third = start_confirmed(ask)["run_id"]
     assert read_config(home, third).limits.max_cost_usd == 5, "the first one cost nothing"
     store.update(third, status="failed")
-    raised = ask("rl_start_training", resume=third, limits={"max_cost_usd": 6}, confirm=True)
+    raised = start_confirmed(ask, resume=third, limits={"max_cost_usd": 6})
     assert raised["code"] == "policy"
     ask("rl_edit_config", field="max_cost_usd", value=5.5)
-    assert "at most 5 US dollars" in ask("rl_start_training", confirm=True)["error"]
+    assert "at most 5 US dollars" in start_confirmed(ask)["error"]
 
 
 def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path) -> None:
@@ -119,7 +127,7 @@ def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path)
     store = RunStore(home)
 
     def run_and_end(cost_usd: float) -> str:
-        started = ask("rl_start_training", confirm=True)
+        started = start_confirmed(ask)
         run_id = str(started["run_id"])
         store.dir(run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
         store.update(run_id, status="stopped")
@@ -173,7 +181,6 @@ TRIED: dict[str, tuple[Any, ...]] = {
     "value": (1, 16, 0.5, 60, 1e6, None, {"countdown": {"weight": 1}}),
     "num_steps": (1, 3, 100),
     "group_size": (2, 16, 256),
-    "confirm": (True,),
     "limits": (None, {"max_cost_usd": 50}, {"max_cost_usd": 1.0}),
 }
 WEIGHTS = {
@@ -209,15 +216,20 @@ def test_no_tool_gets_past_the_policy(
     monkeypatch.setattr(
         environment_checks,
         "_start_process",
-        lambda job: pytest.fail(job.environment) if job.environment != "arithmetic" else None,
+        lambda check, install: (
+            None if check.request.environment == "arithmetic" else pytest.fail(str(check.request))
+        ),
     )
     store = RunStore(home)
     outcomes: set[str] = set()
     ask("rl_select_environment", name="arithmetic", profile="tinker")
-    ask("rl_start_training", confirm=True)
+    start_confirmed(ask)
     for _ in range(90):
         tool = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        answer = ask(tool, **_draw_arguments(rng, tool, store))
+        arguments = _draw_arguments(rng, tool, store)
+        answer = ask(tool, **arguments)
+        if "preview" in answer:
+            answer = ask(tool, **arguments, confirm=answer["preview"])
         outcomes.add(str(answer.get("code", "done")))
         _end_some(rng, store)
         _assert_allowed(store)
@@ -229,14 +241,14 @@ def _draw_arguments(rng: random.Random, tool: str, store: RunStore) -> Json:
     names = {
         "rl_select_environment": ("name", "profile", "model"),
         "rl_edit_config": ("field", "value"),
-        "rl_start_training": ("confirm",),
+        "rl_start_training": (),
         "rl_test_inference": ("models", "num_steps", "group_size"),
         "rl_check_environment": ("environment",),
     }[tool]
     arguments = {name: rng.choice(TRIED[name]) for name in names}
     records = store.all()
     if tool == "rl_start_training" and records and rng.random() < 0.4:
-        arguments = {"resume": rng.choice(records).run_id, "confirm": True}
+        arguments = {"resume": rng.choice(records).run_id}
         arguments["limits"] = rng.choice(TRIED["limits"])
     return arguments
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.testclient import TestClient
 
 from lachesis.agent_tools import http_routes
-from lachesis.base.json_text import Json
+from lachesis.base.json_text import Json, to_compact_json
 from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.runs.store import RunStore
 from tests.records import make_record
@@ -24,7 +24,10 @@ def test_rl_get_rollouts(ask: Ask) -> None:
     RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
     answer = ask("rl_get_rollouts", run_id="0123abcd")
     assert [row["score"] for row in answer["rollouts"]] == [0.0, 1.0]
-    assert len(answer["rollouts"][0]["answer"]) == 2000
+    cut = answer["rollouts"][0]
+    assert cut["answer"] == f"{'x' * 1000} … (1,000 more characters) … {'x' * 1000}"
+    assert cut["truncated_fields"] == ["answer"]
+    assert "truncated_fields" not in answer["rollouts"][1]
     assert answer["message"] == "2 of 2 rollouts that match; kept are those of steps 1 to 2"
     (best,) = ask("rl_get_rollouts", run_id="0123abcd", order="best", limit=1)["rollouts"]
     assert (best["step"], best["prompt"]) == (1, "0+1=")
@@ -34,6 +37,21 @@ def test_rl_get_rollouts(ask: Ask) -> None:
     assert ask("rl_get_rollouts", run_id="00000000")["code"] == "unknown_run"
     assert ask("rl_get_rollouts", run_id="0123abcd", limit=0)["code"] == "arguments"
     assert "steps 1 to 2" in ask("rl_get_rollouts", run_id="0123abcd", step=9)["error"]
+
+
+def test_a_hundred_long_answers_come_in_pages(ask: Ask) -> None:
+    store = RunStore()
+    store.create(make_record())
+    rows = [make_row(1, 0, number, 0.0, answer=f"{number} {'ü' * 5000}") for number in range(100)]
+    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
+    seen: list[int] = []
+    cursor: int | None = 0
+    while cursor is not None:
+        answer = ask("rl_get_rollouts", run_id="0123abcd", order="first", limit=100, cursor=cursor)
+        assert len(to_compact_json(answer).encode()) <= 40_000
+        seen += [int(row["answer"].split()[0]) for row in answer["rollouts"]]
+        cursor = answer.get("next_cursor")
+    assert seen == list(range(100))
 
 
 def test_get_runs_id_rollouts() -> None:

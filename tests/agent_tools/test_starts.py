@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.draft import select_environment
+from lachesis.agent_tools.launches import start_draft
+from lachesis.agent_tools.session import AgentSession
 from lachesis.base.json_text import Json
 from lachesis.prefect_client import api_requests, submit
 from lachesis.runs.record import RunRecord
@@ -46,9 +48,10 @@ def test_the_same_draft_is_started_once_for_each_key(ask: Ask, submitted: list[s
 
 
 def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
-    AgentSession("one").select("arithmetic")
+    select_environment(AgentSession("one"), "arithmetic")
     threads = [
-        threading.Thread(target=AgentSession("one").start, kwargs={"key": "k"}) for _ in range(4)
+        threading.Thread(target=start_draft, args=(AgentSession("one"),), kwargs={"key": "k"})
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -61,17 +64,17 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     desk: AgentSession, submitted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's folder is there, the server knows nothing, and nobody was told the id."""
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     with monkeypatch.context() as patched:
         patched.setattr(RunStore, "discard", lambda store, run_id: None)  # a kill cleans up nothing
         patched.setattr(
             submit, "submit_run", lambda store, record: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
-            desk.start(key="k")
+            start_draft(desk, key="k")
     (left,) = desk.store.all()
     assert left.flow_run_id is None
-    assert AgentSession("test").start(key="k").run_id == left.run_id
+    assert start_draft(AgentSession("test"), key="k")["run_id"] == left.run_id
     assert submitted == [left.run_id]
 
 
@@ -116,7 +119,7 @@ def test_a_run_without_a_free_place_has_its_place_in_the_queue(
     ask("rl_select_environment", name="arithmetic")
     started = ask("rl_start_training")
     assert started["queue"] == {"place": 2, "running": 2, "limit": 2}
-    assert "place 2" in started["message"]
+    assert "number 2 in this host's queue" in started["message"]
     monkeypatch.setenv("LACHESIS_MAX_RUNS", "many")
     assert "LACHESIS_MAX_RUNS" in ask("rl_health_check")["error"]
 

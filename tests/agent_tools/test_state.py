@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.draft import edit_draft, select_environment, show_draft
+from lachesis.agent_tools.session import AgentSession
 from lachesis.base.json_text import Json
 from lachesis.runs.record import RunRecord
 
@@ -19,15 +20,15 @@ MakeRun = Callable[..., RunRecord]
 
 def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: Path) -> None:
     one, other = AgentSession("one"), AgentSession("other")
-    one.select("arithmetic")
-    other.select("arithmetic")
-    one.edit("group_size", 8)
-    assert AgentSession("one").get_current_config().configurable_fields[0].current_value == 8
-    assert AgentSession("other").get_current_config().configurable_fields[0].current_value == 16
+    select_environment(one, "arithmetic")
+    select_environment(other, "arithmetic")
+    edit_draft(one, "group_size", 8)
+    assert show_draft(AgentSession("one"))["configurable_fields"][0]["current_value"] == 8
+    assert show_draft(AgentSession("other"))["configurable_fields"][0]["current_value"] == 16
 
 
 def test_two_edits_at_once_are_both_kept(home: Path) -> None:
-    AgentSession("one").select("arithmetic")
+    select_environment(AgentSession("one"), "arithmetic")
     edits = {
         "group_size": 8,
         "batch_size": 64,
@@ -37,7 +38,8 @@ def test_two_edits_at_once_are_both_kept(home: Path) -> None:
         "data_seed": 4,
     }
     threads = [
-        threading.Thread(target=AgentSession("one").edit, args=edit) for edit in edits.items()
+        threading.Thread(target=edit_draft, args=(AgentSession("one"), *edit))
+        for edit in edits.items()
     ]
     for thread in threads:
         thread.start()
@@ -54,7 +56,7 @@ def test_two_edits_at_once_are_both_kept(home: Path) -> None:
 def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
     desk: AgentSession, ask: Ask, content: bytes
 ) -> None:
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     desk.session_file.file.write_bytes(content)
     answer = ask("rl_edit_config", field="group_size", value=8)
     assert answer["code"] == "storage"
@@ -62,11 +64,11 @@ def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
     assert aside.read_bytes() == content
     assert str(aside) in answer["error"]
     assert ask("rl_get_current_config")["code"] == "run_state"
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     assert aside.read_bytes() == content
 
 
 def test_state_belongs_to_its_owner_alone(desk: AgentSession) -> None:
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     assert os.stat(desk.session_file.file).st_mode & 0o077 == 0
     assert os.stat(desk.session_file.file.parent).st_mode & 0o077 == 0

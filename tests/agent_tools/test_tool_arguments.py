@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis.agent_tools import tools
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.draft import select_environment
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 
@@ -39,7 +40,7 @@ async def test_a_tool_is_an_async_function_that_gives_json_text(
     text = await tools.rl_edit_config("group_size", 8)
     assert text.startswith('{"message":')
     assert json.loads(await tools.rl_edit_config(field="group_size", value=8))["value"] == 8
-    assert json.loads(await tools.rl_list_runs(1, 2))["code"] == "arguments"
+    assert json.loads(await tools.rl_list_runs(1, 2, 3))["code"] == "arguments"
     monkeypatch.setenv("LACHESIS_SESSION", "../x")
     assert json.loads(await tools.rl_list_runs())["code"] == "config"
 
@@ -66,7 +67,7 @@ def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession
     """Each argument missing, null, of a wrong type, absurdly long, like a path, with control
     characters.
     """
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     tool = TOOLS[name]
     good: Json = {
         "name": "arithmetic",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.session import AgentSession
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile

@@ -46,7 +46,7 @@ def test_it_covers_the_truth_about_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize(("successes", "items"), [(0, 0), (-1, 4), (5, 4)])
 def test_what_is_no_share_is_refused(successes: int, items: int) -> None:
-    with pytest.raises(ValueError, match="is not a share"):
+    with pytest.raises(ValueError, match="is not a proportion"):
         wilson_interval(successes, items)
 
 

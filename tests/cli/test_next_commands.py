@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from lachesis.cli.commands import inference_tests
+from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.reporting.inference_test_view import InferenceTestView
 from tests.command_line import parse_command
 
 TRAIN = "--require-validation --watch"
@@ -49,5 +51,12 @@ def test_after_a_test_comes_the_training_of_the_same(
     folder = tmp_path / "taught"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    args = parse_command(["test", *(word.format(folder=folder) for word in given)])
-    assert inference_tests.format_train_command(args) == then.format(folder=folder)
+    spec = inference_tests.read_test_spec(
+        parse_command(["test", *(word.format(folder=folder) for word in given)])
+    )
+    request = InferenceRequest(
+        environment=spec.environment, environment_file=spec.environment, models=[], spec=spec
+    )
+    test = InferenceTest(test_id="a" * 8, request=request)
+    view = InferenceTestView(test, InferenceTestStore(tmp_path))
+    assert view.train_command == then.format(folder=folder)

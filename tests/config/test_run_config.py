@@ -7,30 +7,31 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
+from lachesis.config.field_edits import SECTIONS
+from lachesis.config.locked_fields import LOCKS, find_lock
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.run_config import RunConfig
-from lachesis.config.run_fields import (
-    EnvSection,
-    LimitsSection,
-    Locked,
-    OpenAISection,
-    Section,
-    TinkerSection,
-)
 from tests.locked_values import LOCKED_VALUES
 
 
 @pytest.mark.parametrize("section", LOCKED_VALUES)
 def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -> None:
-    model = {"env": EnvSection, "openai": OpenAISection, "tinker": TinkerSection}[section]
     values = getattr(run_config.resolve_run_config("gsm8k", "tinker", {}), section).model_dump()
     for name, value in LOCKED_VALUES[section].items():
         assert values[name] == value
-        assert any(isinstance(mark, Locked) for mark in model.model_fields[name].metadata), name
-        assert f"{section}.{name}" not in PROFILES["tinker"].unlocked
+        assert find_lock(f"{section}.{name}", "tinker") is not None, name
+
+
+def test_every_locked_field_is_a_field_and_every_profile_a_profile() -> None:
+    fields = {
+        f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields
+    }
+    assert set(LOCKS) <= fields | {"slurm", "testing"}
+    assert {profile for _, open_on in LOCKS.values() for profile in open_on} <= set(PROFILES)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,8 @@ def test_an_unknown_profile_names_those_there_are() -> None:
         run_config.resolve_run_config("arithmetic", "cloud", {})
 
 
-@pytest.mark.parametrize("section", [EnvSection, OpenAISection, TinkerSection, LimitsSection])
-def test_every_number_has_a_bound_on_both_sides(section: type[Section]) -> None:
+@pytest.mark.parametrize("section", SECTIONS.values())
+def test_every_number_has_a_bound_on_both_sides(section: type[BaseModel]) -> None:
     """A slip of the finger is refused where it is typed."""
     for name, schema in section.model_json_schema()["properties"].items():
         for kind in (schema, *schema.get("anyOf", ())):

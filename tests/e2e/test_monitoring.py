@@ -272,15 +272,10 @@ def test_weights_that_stay_are_called_broken(
 def test_pages_in_a_browser(
     broken_run: str, served_home: Path, server: Server, tmp_path: Path
 ) -> None:
-    """The flow run with its service tasks, the report and the overview."""
+    """The flow run with its service tasks, the verdict and the states of its services."""
     known = json.loads((served_home / "runs" / broken_run / "monitor.json").read_text())[
         "artifacts"
     ]
-    (overview,) = server.ask(
-        "POST",
-        "/artifacts/filter",
-        {"artifacts": {"key": {"any_": ["lachesis-runs"]}, "type": {"any_": ["markdown"]}}},
-    )
     flow_run = record(served_home, broken_run)["flow_run_id"]
     (link,) = server.ask(
         "POST", "/artifacts/filter", {"artifacts": {"key": {"any_": [f"page-{broken_run}"]}}}
@@ -292,14 +287,11 @@ def test_pages_in_a_browser(
             f"/runs/flow-run/{flow_run}",
             ["wait until trainer is healthy", f"run:{broken_run}"],
         ),
-        "report": (
-            f"/v2/artifacts/artifact/{known['report']}",
-            ["Learning: broken", "data:image/svg", "have not changed"],
+        "verdict": (
+            f"/v2/artifacts/artifact/{known['verdict']}",
+            ["It is broken.", "have not changed"],
         ),
-        "overview": (
-            f"/v2/artifacts/artifact/{overview['id']}",
-            [f"/runs/flow-run/{flow_run}", broken_run],
-        ),
+        "status": (f"/v2/artifacts/artifact/{known['status']}", ["trainer", "training"]),
     }
     for name, (path, expected) in pages.items():
         shot = tmp_path / f"{name}.png"

@@ -67,7 +67,7 @@ def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
         ("# /// script\n# dependencies = []\n", "the line '' between '# /// script'"),
         ("# /// script\nimport os\n# ///\n", "the line 'import os' between '# /// script'"),
         ("# /// script\n# dependencies = [\n# ///\n", "cannot be used"),
-        ('# /// script\n# dependencies = "a"\n# ///\n', "dependencies must be a list of texts"),
+        ('# /// script\n# dependencies = "a"\n# ///\n', "dependencies must be a list of strings"),
         (HEADER.format('"no such thing!"'), "cannot be used"),
         ('# /// script\n# requires-python = "new"\n# ///\n', "cannot be used"),
     ],

@@ -15,12 +15,13 @@ import pytest
 
 from lachesis.base.errors import ConfigError, StorageError
 from lachesis.environment_catalog import new_environment
-from lachesis.environment_check import check
+from lachesis.environment_check import token_checks
+from lachesis.environment_process.model_free_check import STAGE_NAMES
 from tests.nosy import make_nosy, read_variables
 from tests.served import processes_under
 
 pytestmark = pytest.mark.timeout(400)
-ALL = [*check.STAGE_NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]
+ALL = [*STAGE_NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]
 
 
 def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:
@@ -121,21 +122,21 @@ def group(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str) -> None:
-    line = check._check_tokens(group(**changes))
+    line = token_checks.check_tokens(group(**changes))
     assert line.status == "failed"
     assert said in line.message
 
 
 def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
     """Nothing comes before it, so its place holds a sentinel; the trainer leaves it out."""
-    line = check._check_tokens(
+    line = token_checks.check_tokens(
         group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]])
     )
     assert line.status == "passed"
 
 
 def test_a_group_without_log_probabilities_is_warned_of() -> None:
-    line = check._check_tokens(group(inference_logprobs=None))
+    line = token_checks.check_tokens(group(inference_logprobs=None))
     assert line.status == "warned"
     assert line.message.startswith(
         "2 of 4 would be trained on: those that the model has generated; the group has no "
@@ -144,11 +145,13 @@ def test_a_group_without_log_probabilities_is_warned_of() -> None:
 
 
 def test_turns_that_end_twice_or_never_are_warned_of() -> None:
-    assert check._check_stop_tokens(group(), eos_id=9).status == "passed"
-    assert check._check_stop_tokens(group(), eos_id=7).message.startswith("0 of 1 answers end")
+    assert token_checks.check_stop_tokens(group(), eos_id=9).status == "passed"
+    assert token_checks.check_stop_tokens(group(), eos_id=7).message.startswith(
+        "0 of 1 answers end"
+    )
     twice = group(tokens=[[1, 9, 9, 5, 9]], masks=[[-100, 9, -100, 5, 9]])
-    assert "1 turns end twice" in check._check_stop_tokens(twice, eos_id=9).message
-    assert check._check_truncation({"truncated": 5, "completions": 8}).status == "warned"
+    assert "1 turns end twice" in token_checks.check_stop_tokens(twice, eos_id=9).message
+    assert token_checks.check_truncation({"truncated": 5, "completions": 8}).status == "warned"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from lachesis.agent_tools.environment_checks import refresh_check_job, start_check_job
+from lachesis.agent_tools.environment_checks import read_check, start_check
 from lachesis.base.managed_process import ProcessIdentity
 from lachesis.prefect_client.serve_info import server_file
 from lachesis.runs.store import RunStore
@@ -324,22 +324,22 @@ def test_check_of_an_agent_with_its_server(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
 ) -> None:
     starter = place.start(
-        "import time; from lachesis.agent_tools.environment_checks import start_check_job; "
-        "start_check_job('arithmetic', new=False, install=False, model=None); time.sleep(600)"
+        "import time; from lachesis.agent_tools.environment_checks import start_check; "
+        "start_check('arithmetic', new=False, install=False, model=None); time.sleep(600)"
     )
     check = place.find("-m lachesis.agent_tools.environment_checks")
     check_id = psutil.Process(check).cmdline()[-1]
     place.find("environment_process")
     kill_at_once(place, starter.pid, check)
     starter.wait()
-    place.wait(lambda: refresh_check_job(check_id).status == "failed", 10, "the end of the check")
-    job = refresh_check_job(check_id)
+    place.wait(lambda: read_check(check_id).status == "failed", 10, "the end of the check")
+    job = read_check(check_id)
     assert "the process of the check was ended" in str(job.error)
     place.wait(place.is_empty, 30, "the end of every process")
-    again = start_check_job("arithmetic", new=False, install=False, model=None)
-    assert again.check_id != check_id
-    place.wait(lambda: refresh_check_job(again.check_id).status != "running", 240, "the check")
-    assert refresh_check_job(again.check_id).error is None
+    again = start_check("arithmetic", new=False, install=False, model=None)
+    assert again.test_id != check_id
+    place.wait(lambda: read_check(again.test_id).status != "running", 240, "the check")
+    assert read_check(again.test_id).error is None
     row(
         fault="agent's check and its parent SIGKILL",
         phase="check",

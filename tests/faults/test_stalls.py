@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tool_definition import CallContext
 from lachesis.agent_tools.tools import TOOLS
 from lachesis.monitor.tick import Monitor

@@ -20,13 +20,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from lachesis.agent_tools import http_routes
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.cli import terminal
 from lachesis.cli.main import main
 from lachesis.monitor import prefect_artifacts
+from lachesis.operations.runs import view_run
 from lachesis.reporting.model_card import build_model_card
 from lachesis.runs.store import RunStore
 from lachesis.web.app import create_app
@@ -278,15 +279,22 @@ def ask_http(surfaces: Surfaces, run_id: str) -> Claims:
 
 
 def ask_artifact(surfaces: Surfaces, run_id: str) -> Claims:
-    """Read the run's line of the table of runs on Prefect's pages."""
-    row = prefect_artifacts.build_overview_row(surfaces.store.load(run_id))
-    return {"verdict": row["verdict"]}
+    """Read the verdict on Prefect's pages."""
+    text = prefect_artifacts.render_run_verdict(view_run(surfaces.store, run_id))
+    plain = text.replace("\\", "")
+    return {
+        **find(rf"Held out before {SHARE.format('before')}", plain),
+        **find(rf"(?:Held out|,) after {SHARE.format('after')}", plain),
+        **find(rf", after {NUMBER}[^)]*\)?\. (?P<after_items>{NUMBER}) items", plain),
+        **_read_change(plain),
+        **read_lead(plain),
+        **find(r"^# .*?: (?P<verdict>[\w ]+)\n", plain),
+    }
 
 
 def ask_card(surfaces: Surfaces, run_id: str) -> Claims:
     """Read the README of the weights of the newest checkpoint."""
-    record, run_dir = surfaces.store.load(run_id), surfaces.store.dir(run_id)
-    manifest = Checkpoints(run_dir.checkpoints).find_newest()
+    manifest = Checkpoints(surfaces.store.dir(run_id).checkpoints).find_newest()
     if manifest is None:
         return {}
     note = {
@@ -294,7 +302,7 @@ def ask_card(surfaces: Surfaces, run_id: str) -> Claims:
         "reward": manifest.reward,
         "held_out": manifest.held_out.model_dump() if manifest.held_out else None,
     }
-    text = build_model_card(record, run_dir, note, "me/weights", merged=False)
+    text = build_model_card(view_run(surfaces.store, run_id), note, "me/weights", merged=False)
     return {
         **find(rf"answers before training \| {SHARE.format('before')} \|", text),
         **find(rf"weights of step \d+ \| {SHARE.format('after')} \|", text),

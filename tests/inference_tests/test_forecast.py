@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,32 @@ from lachesis.config.launch_spec import TestSpec
 from lachesis.config.prices import Prices, TokenCounts, find_prices
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.inference_tests.forecast import (
+    Forecast,
     GroupUsage,
     PlannedRun,
     compare_with_forecast,
     make_forecast,
+    sum_groups,
 )
 from lachesis.inference_tests.required_test import (
     find_forecast,
     make_planned_run,
     require_validation,
 )
-from lachesis.inference_tests.rescaling import rescale_forecast
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.inference_tests.verdict import InferenceCounts, choose_best_word, judge_learnability
 
 PLAN = PlannedRun(total_steps=10, batch_size=16, group_size=8, base_model="m", profile="tinker")
 PRICES = Prices(prefill=1.0, sample=2.0, train=3.0, dated="2026-10-07")
+
+
+def forecast_run(
+    groups: Sequence[GroupUsage], planned: PlannedRun, prices: Prices | None, **options: float
+) -> Forecast:
+    """Return the forecast that follows from these groups."""
+    sums = sum_groups(groups)
+    assert sums is not None
+    return make_forecast(sums, planned, prices, **options)
 
 
 def test_tokens_and_money_by_hand() -> None:
@@ -46,8 +57,7 @@ def test_tokens_and_money_by_hand() -> None:
         )
         for signal in (True, False)
     ]
-    made = make_forecast(groups, PLAN, PRICES)
-    assert made is not None
+    made = forecast_run(groups, PLAN, PRICES)
     # per rollout: 10 tokens of prefill, 20 sampled; trained on 80 + 20 when its group has a signal,
     # which half have
     assert made.tokens_per_rollout == TokenCounts(prefill=10, sampled=20, trained=50)
@@ -60,20 +70,19 @@ def test_tokens_and_money_by_hand() -> None:
 
 
 def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
-    made = make_forecast(
+    made = forecast_run(
         [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0
     )
-    assert made is not None
     assert (made.hours.low, made.hours.expected, made.hours.high) == (0.08, 0.1, 0.12)
     assert made.cost_usd is None
     assert "no known price of the base model" in made.basis
-    assert make_forecast([], PLAN, PRICES) is None
+    assert sum_groups([]) is None
 
 
-def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() -> None:
-    made = make_forecast([GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=4)], PLAN, PRICES)
-    assert made is not None
-    longer = rescale_forecast(made, PLAN.model_copy(update={"total_steps": 30}))
+def test_a_longer_run_takes_more_and_is_compared_with_what_it_took() -> None:
+    groups = [GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=4)]
+    made = forecast_run(groups, PLAN, PRICES)
+    longer = forecast_run(groups, PLAN.model_copy(update={"total_steps": 30}), PRICES)
     assert longer.tokens.expected == 3 * made.tokens.expected
     half = compare_with_forecast(
         longer,
@@ -100,13 +109,11 @@ def test_a_forecast_is_scaled_to_another_run_and_compared_with_what_it_took() ->
 
 
 def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
-    made = make_forecast(
-        [GroupUsage(rollouts=16, completions_per_prompt=16, prefill=8, sampled=32, seconds=4)],
-        PLAN,
-        PRICES,
+    groups = [GroupUsage(rollouts=16, completions_per_prompt=16, prefill=8, sampled=32, seconds=4)]
+    made = forecast_run(groups, PLAN, PRICES)
+    half = forecast_run(
+        groups, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}), PRICES
     )
-    assert made is not None
-    half = rescale_forecast(made, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}))
     assert half.tokens_per_rollout.prefill == pytest.approx(
         2 * made.tokens_per_rollout.prefill, abs=0.01
     )
@@ -189,16 +196,12 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
             "own_values": config.env.model_extra,
             "planned": planned,
         }
-        made = make_forecast(
-            [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=1)],
-            planned,
-            None,
-        )
+        usage = sum_groups([GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=1)])
         word = changes.pop("verdict", "learnable")
         result_of_model = {
             "model": changes.pop("model", "embedded:m"),
             "verdict": {"word": word, "evidence": ["nothing is right"]},
-            "forecast": made and made.model_dump(mode="json"),
+            "usage": usage and usage.model_dump(mode="json"),
         }
         test = tests.create(request, "", **{**own, **changes})
         result = {"summary": {"verdict": word}, "models_tested": [result_of_model]}
@@ -283,11 +286,9 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
     """
     groups = [GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=1)] * 4
     prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
-    without = make_forecast(groups, PLAN, prices)
+    without = forecast_run(groups, PLAN, prices)
     evaluated = PLAN.model_copy(update={"evaluations": 13, "evaluation_answers": 100})
-    with_them = make_forecast(groups, evaluated, prices)
-    assert without is not None
-    assert with_them is not None
+    with_them = forecast_run(groups, evaluated, prices)
     assert with_them.tokens.expected - without.tokens.expected == 1300 * (10 + 20)
     assert with_them.cost_usd is not None
     assert without.cost_usd is not None
@@ -295,10 +296,7 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
         1300 * (10 + 200) / 1e6, abs=1e-4
     )
     assert with_them.hours == without.hours, "no step waits for them"
-    again = rescale_forecast(without, evaluated)
-    assert again.tokens.expected == pytest.approx(with_them.tokens.expected, rel=1e-3)
-    unknown = make_forecast(groups, PLAN.model_copy(update={"evaluations": 3}), None)
-    assert unknown is not None
+    unknown = forecast_run(groups, PLAN.model_copy(update={"evaluations": 3}), None)
     assert "without 3 evaluations, whose size is not known" in unknown.basis
 
 
@@ -328,6 +326,6 @@ def test_the_advised_test_sets_what_the_run_sets(tmp_path: Path) -> None:
     with pytest.raises(ValidationMissingError) as raised:
         require_validation(InferenceTestStore(tmp_path), config, {"e": str(file)}, set_fields)
     assert (
-        "`lachesis test e --model Qwen/Qwen3-8B --profile tinker --set tinker.thinking=off "
+        f"`lachesis test {file} --profile tinker --model Qwen/Qwen3-8B --set tinker.thinking=off "
         "--set env.largest=9`" in str(raised.value)
     )

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.exceptions import Pause
 
-from flows import validate as flows_validate
-from flows.validate import validate
+from flows.inference_test import inference_test
 from lachesis.base.errors import HealthTimeoutError, LachesisError, ServerDownError, StageError
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import TestSpec
 from lachesis.environment_check.stages import StageChild
 from lachesis.environment_process.model_free_check import STAGE_NAMES
+from lachesis.inference_tests import answer_items, run_test
+from lachesis.inference_tests.answer_items import TestContext
 from lachesis.inference_tests.results import collect_inference_counts, measure_groups, read_samples
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_learnability
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.tiny_model import build as tiny_model_build
-from tasks import inference
-from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import Endpoint, serving
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
-Make = Callable[..., InferenceTestContext]
+Make = Callable[..., TestContext]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def make(
         file: Path = SUMS,
         class_name: str = "Sums",
         steps: int = 4,
-    ) -> InferenceTestContext:
+    ) -> TestContext:
         config = run_config.resolve_run_config(
             "sums", "embedded", {"env": {"kind": kind}}, model=random_model
         )
@@ -67,14 +67,14 @@ def make(
         )
         tests = InferenceTestStore(tmp_path / kind.replace(" ", "-") / model)
         test = tests.create(asked, config.to_yaml(), class_name=class_name)
-        return InferenceTestContext(
+        return TestContext(
             tests, test, config, os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
         )
 
     return bench
 
 
-def stages(bench: InferenceTestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
+def stages(bench: TestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
     """The detail of each stage; raises for the one that fails."""
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
@@ -87,12 +87,12 @@ def stages(bench: InferenceTestContext, timeouts_s: dict[str, float]) -> dict[st
         }
 
 
-def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
+def ask(bench: TestContext) -> tuple[Any, LachesisError | None]:
     """What the model's test has counted, and its error."""
     (model,) = bench.test.request.models
     error = None
     try:
-        run_model_inference.fn(bench, model, "run")
+        answer_items._answer_items_once(bench, model, "run")
     except LachesisError as problem:
         error = problem
     output = bench.tests.get_output_file(bench.test, model)
@@ -101,9 +101,7 @@ def ask(bench: InferenceTestContext) -> tuple[Any, LachesisError | None]:
     ), error
 
 
-def at_once(
-    benches: dict[str, InferenceTestContext], do: Callable[[InferenceTestContext], Any]
-) -> dict[str, Any]:
+def at_once(benches: dict[str, TestContext], do: Callable[[TestContext], Any]) -> dict[str, Any]:
     with ThreadPoolExecutor(len(benches)) as pool:
         return dict(zip(benches, pool.map(do, benches.values()), strict=True))
 
@@ -184,7 +182,7 @@ def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
     found = at_once(
         {model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask
     )
-    monkeypatch.setattr(inference, "MODEL_TIMEOUT_S", 12.0)
+    monkeypatch.setattr(answer_items, "MODEL_TIMEOUT_S", 12.0)
     found["slow"] = ask(make(model="slow", steps=1))
     for model in ("status-429", "cut"):  # asking again may help
         assert isinstance(found[model][1], ServerDownError), found[model][1]
@@ -206,7 +204,7 @@ def test_stages_fail_by_their_names(make: Make) -> None:
     crash = make("crash", file=SUMS.with_name("crash.py"), class_name="Crash")
     benches = {"sound": make(), "never returns": make("never returns"), "crash": crash}
 
-    def tried(bench: InferenceTestContext) -> Any:
+    def tried(bench: TestContext) -> Any:
         try:
             return stages(bench, {"dataset": 3.0})
         except StageError as error:
@@ -273,18 +271,14 @@ def test_a_missing_model_is_built_before_anything_is_judged(
     """
     bench = make()
     built: list[Path] = []
-    monkeypatch.setattr(inference, "build_tiny_model", lambda home, folder: built.append(home))
-    monkeypatch.setattr(inference, "run_as_task", lambda name, work: work())
-    inference.build_missing_model(bench)
+    monkeypatch.setattr(run_test, "build_tiny_model", lambda home, folder: built.append(home))
+    run_test.build_missing_model(bench, lambda name, work: work())
     assert not built
     tiny = tiny_model_build.get_tiny_model_path(
         tiny_model_build.TinyModelRecipe(), bench.tests.home
     )
-    inference.build_missing_model(
-        replace(
-            bench, config=run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))
-        )
-    )
+    config = run_config.resolve_run_config("sums", "embedded", {}, model=str(tiny))
+    run_test.build_missing_model(replace(bench, config=config), lambda name, work: work())
     assert built == [bench.tests.home]
 
 
@@ -293,14 +287,14 @@ def test_a_test_that_is_suspended_in_prefect_ends(
 ) -> None:
     """Prefect's next task says so; there is no checkpoint to go on from."""
 
-    def suspended(_: InferenceTestContext) -> None:
+    def suspended(*_: Any) -> None:
         raise Pause("paused")
 
     bench = make()
-    monkeypatch.setattr("flows.validate.build_missing_model", suspended)
+    monkeypatch.setattr(run_test, "build_missing_model", suspended)
     monkeypatch.setattr("os.setpgid", lambda *_: None)
     monkeypatch.setenv("LACHESIS_HOME", str(bench.tests.home))
-    state = validate.fn(test_id=bench.test.test_id)
+    state = inference_test.fn(test_id=bench.test.test_id)
     assert state is not None
     assert state.type == "CANCELLED"
     test = bench.tests.load(bench.test.test_id)
@@ -311,34 +305,61 @@ def test_a_test_that_is_suspended_in_prefect_ends(
     os.close(bench.lock_fd)
 
 
-def test_a_model_does_not_count_the_time_of_the_models_before_it(
+def test_models_answer_at_once_and_each_has_its_own_time(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are tested concurrently and awaited one after another."""
+    """They are awaited one after another."""
     context = make()
     test = context.test.model_copy(
         update={"request": context.test.request.model_copy(update={"models": ["slow", "fast"]})}
     )
-    context = replace(context, test=test, model_times={"slow": (10.0, 19.0), "fast": (10.0, 11.5)})
-    done = [SimpleNamespace(result=lambda **_: None) for _ in test.request.models]
-    monkeypatch.setattr(flows_validate, "run_model_inference", SimpleNamespace(map=lambda *_: done))
-    monkeypatch.setattr(flows_validate, "_make_model_entry", lambda *_: {})
-    recorder = flows_validate._TestRecorder(context.tests, test)
-    flows_validate._test_models(recorder, context, {})
-    assert [(stage.name, stage.seconds) for stage in recorder.test.stages] == [
-        ("inference slow", 9.0),
-        ("inference fast", 1.5),
-    ]
+    seconds = {"slow": 1.0, "fast": 0.1}
+    monkeypatch.setattr(
+        run_test, "answer_items", lambda context, model, _: time.sleep(seconds[model])
+    )
+    run = run_test._TestRun(replace(context, test=test), lambda name, work: work())
+    monkeypatch.setattr(run, "_judge_answers", lambda *_: {})
+    begun = time.monotonic()
+    run._test_models({})
+    assert time.monotonic() - begun < 1.8
+    took = {stage.name: stage.seconds for stage in run.test.stages}
+    assert took["inference slow"] >= 1.0
+    assert took["inference fast"] < 0.9
 
 
-def test_the_times_of_a_model_cover_all_its_attempts(
+def test_an_endpoint_that_is_away_for_a_moment_is_called_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[str] = []
+
+    def answer(context: TestContext, model: str, wandb_run: str) -> None:
+        calls.append(model)
+        if len(calls) < 3:
+            raise ServerDownError("it is away")
+
+    monkeypatch.setattr(answer_items, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(answer_items, "_answer_items_once", answer)
+    answer_items.answer_items(make(), "right", "run")
+    assert len(calls) == 3
+
+
+def test_a_test_that_is_interrupted_ends_its_processes(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal reaches the main thread alone, while a model still answers."""
     context = make()
-    (model,) = context.test.request.models
-    context.model_times[model] = (1.0, 2.0)
-    monkeypatch.setattr(inference, "_run_model_inference", lambda *_: None)
-    run_model_inference.fn(context, model, "run")
-    started, ended = context.model_times[model]
-    assert started == 1.0
-    assert ended > 2.0
+    os.close(context.lock_fd)
+    closed = threading.Event()
+    monkeypatch.setattr(TestContext, "close_groups", lambda _: closed.set())
+    monkeypatch.setattr(run_test, "answer_items", lambda *_: closed.wait(60))
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_test, "_Answers", interrupt)
+    monkeypatch.setattr(run_test._TestRun, "_run_model_free_stages", lambda _: ({}, None))
+    threading.Timer(0.5, closed.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_test.run_test(context.tests, context.test.test_id)
+    test = context.tests.load(context.test.test_id)
+    assert (test.status, test.error) == ("failed", "KeyboardInterrupt: ")

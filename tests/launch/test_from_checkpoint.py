@@ -151,7 +151,7 @@ def test_a_completed_run_is_resumed_with_more_steps_only(earlier: str, refused: 
 
 
 def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
-    from lachesis.agent_tools.draft import AgentSession
+    from lachesis.agent_tools.session import AgentSession
 
     run_id = write_run(random_model, steps=())
     error = refused("resume", run_id, "--set", "learning_rate=1e-4")["error"]
@@ -160,7 +160,7 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
     assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
     assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
     assert "would start again from the beginning, because it has no checkpoint" in str(
-        launches.preview_resume(AgentSession("s"), run_id).message
+        launches.preview_resume(AgentSession("s"), run_id)["message"]
     )
 
 

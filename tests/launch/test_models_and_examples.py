@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from lachesis.agent_tools import launches
+from lachesis.agent_tools.draft import edit_draft, select_environment
+from lachesis.agent_tools.launches import start_draft
 from lachesis.base.errors import (
     ConfigError,
     FieldValueError,
@@ -121,18 +123,18 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
 
 
 def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lachesis.agent_tools.draft import AgentSession
+    from lachesis.agent_tools.session import AgentSession
 
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
     desk = AgentSession("s")
-    assert "knows sums only" in str(desk.select("own").to_payload()["warning"])
-    assert "knows sums only" in str(launches.preview_start(desk).to_payload()["problem"])
+    assert "knows sums only" in str(select_environment(desk, "own")["warning"])
+    assert "knows sums only" in str(launches.preview_start(desk)["problem"])
     with pytest.raises(ConfigError, match="`lachesis model build --for own`"):
-        desk.start()
+        start_draft(desk)
     taught(desk.store.home, "own")
-    assert "warning" not in desk.select("own").to_payload()
+    assert "warning" not in select_environment(desk, "own")
     with pytest.raises(ServerDownError):
-        desk.start()
+        start_draft(desk)
 
 
 def test_a_model_that_is_nowhere_is_refused_before_anything_is_submitted(
@@ -234,13 +236,13 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
 
 
 def test_an_agent_cannot_name_a_file(own: Path) -> None:
-    from lachesis.agent_tools.draft import AgentSession
+    from lachesis.agent_tools.session import AgentSession
 
     desk = AgentSession("s")
-    desk.select("arithmetic")
+    select_environment(desk, "arithmetic")
     for field in ("sft_file", "tinker.sft_file"):
         with pytest.raises(LockedFieldError):
-            desk.edit(field, str(own))
+            edit_draft(desk, field, str(own))
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", ".", "~nobody/x", "a\nb"])

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from lachesis.agent_tools import draft, http_routes
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools import http_routes, launches
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.errors import LachesisError
 from lachesis.cli.commands.train import TrainOptions, read_launch_spec
@@ -41,7 +41,7 @@ class Surfaces:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.folder = RunStore(), folder
         self.handed_on: list[LaunchSpec] = []
-        monkeypatch.setattr(draft, "start_run", self._hand_on)
+        monkeypatch.setattr(launches, "start_run", self._hand_on)
         self.client = TestClient(http_routes.create_app(), base_url="http://localhost:8080")
 
     def _hand_on(self, store: RunStore, spec: LaunchSpec, *_: object, **__: object) -> None:

@@ -24,7 +24,7 @@ def list_states_and_details(
         trainer_health={"waiting_for": waiting_for} if waiting_for else None,
     )
     health = RunHealth(word="healthy", evidence=[])
-    watched = WatchedRun(observation, MonitorMemory(), health, stall=None, budget_shares={})
+    watched = WatchedRun(observation, MonitorMemory(), health, stall=None)
     return [(row["state"], row["detail"]) for row in build_status_rows(watched)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -64,17 +63,6 @@ def test_a_part_has_its_neighbours_and_means_of_the_whole() -> None:
                       "mean": [49, 50, 51, 52, 53]}  # fmt: skip
     assert curves.make_series("missing", request) is None
     assert curves.make_series(NAME, CurveRequest(first=500)) == {"x": [], "raw": [], "mean": []}
-
-
-def test_the_end_of_a_curve_is_that_of_the_whole() -> None:
-    steps = make_steps([math.sin(step) for step in range(60)])
-    request = CurveRequest(axis="time", mean_width=15, max_points=1000)
-    whole = RunCurves(steps).make_series(NAME, request)
-    tail = RunCurves(steps[-20:], earlier=steps[:-20]).make_tail(NAME, request, 10)
-    assert whole is not None
-    assert tail is not None
-    for name in ("x", "raw", "mean"):
-        assert tail[name] == pytest.approx(whole[name][-10:], abs=1e-4)
 
 
 def test_places_on_each_axis() -> None:

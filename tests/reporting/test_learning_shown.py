@@ -112,13 +112,9 @@ def test_a_dead_run_has_one_word_everywhere(
     assert (row["learning"], row["evidence"]) == ("broken", EVIDENCE)
     health = answers(capsys, "status", RUN)["health"]
     assert (health["word"], health["evidence"][0]) == ("broken", EVIDENCE)
-    record = store.load(RUN)
-    assert prefect_artifacts.build_overview_row(record)["verdict"] == "broken"
-    assert prefect_artifacts.build_overview_row(record)["evidence"] == EVIDENCE
-    overview = prefect_artifacts.render_overview([record])
-    assert prefect_artifacts.render_overview([]) == "No runs yet."
-    assert f"| {record.title.replace('_', chr(92) + '_')} |" in overview, "no flow run, no link"
-    assert "broken: " in overview
+    artifact = prefect_artifacts.render_run_verdict(view_run(store, RUN))
+    assert artifact.startswith(f"# {prefect_artifacts.escape_text(store.load(RUN).title)}: broken")
+    assert EVIDENCE[1:] in artifact
     page = write_report(store, RUN, tmp_path / "report").read_text()
     assert "It is broken." in page
     assert "100% of 6,400 rollouts had no usable score" in page
@@ -290,9 +286,9 @@ def test_a_run_that_stands_still_is_nowhere_green(
         assert STALL in shown
         assert "\x1b[33mstalled" in shown or "\x1b[33mverdict: stalled" in shown
         assert "healthy" not in shown
-    assert prefect_artifacts.build_overview_row(stalled)["stalled in"] == "sampler"
+    assert STALL in prefect_artifacts.render_run_verdict(view_run(store, RUN))
     page = write_report(store, RUN, tmp_path / "report").read_text()
-    assert "mark good" not in page.partition("<body>")[2]
+    assert "mark good" not in page.partition("<main")[2]
     assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
 
 

@@ -39,7 +39,7 @@ SAID_BY = {
     "csv": {*REWARDS, *AFTER, "after_items", *USAGE, "verdict"},
     "tool": RESULTS,
     "http": RESULTS,
-    "artifact": {"verdict"},
+    "artifact": {*REWARDS, *BEFORE, *AFTER, "after_items", "told_apart", "verdict"},
     "card": {*BEFORE, *AFTER, *ITEMS},
 }
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9, "%": 0.01,

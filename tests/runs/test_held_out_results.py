@@ -8,7 +8,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from lachesis.base.errors import StorageError
 from lachesis.cli.commands import run_status, watch
 from lachesis.cli.commands.run_list import render_runs
 from lachesis.monitor import prefect_artifacts
-from lachesis.monitor.learning_rules import RunHealth
 from lachesis.operations.runs import ObservedRun
 from lachesis.reporting.run_schemas import build_run_results, build_run_status
 from lachesis.reporting.run_summary import summarize_run
@@ -337,7 +335,7 @@ def test_the_command_line_shows_the_newest_result_and_the_curve(folder: RunDir) 
 
 
 def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: Path) -> None:
-    """The HTML report, and the report in the Prefect UI."""
+    """The HTML report, and the verdict in the Prefect UI."""
     steps, record = MetricsFile(folder.metrics).read(), make_record()
     file = tmp_path / "report" / "report.html"
     write_page(RunView(record, folder, steps), file)
@@ -346,12 +344,5 @@ def test_the_pages_show_the_curve_with_its_intervals(folder: RunDir, tmp_path: P
     assert (
         "1 failed, the last one at step 15: evaluate() raised ValueError: &lt;no items&gt;" in page
     )
-    look = SimpleNamespace(run_dir=folder, trainer_health=None, process_states={})
-    health = RunHealth(word="healthy", evidence=["it learns"])
-    seen = SimpleNamespace(
-        record=record, observation=look, health=health, stall=None, budget_shares={}
-    )
-    artifact = prefect_artifacts.render_report(seen, steps)  # type: ignore[arg-type]
-    assert "## Held-out results" in artifact
-    assert "| 10 | 0.300 | 20 | 0.145 to 0.519 |" in artifact
-    assert artifact.count("data:image/svg") == 2
+    artifact = prefect_artifacts.render_run_verdict(RunView(record, folder, steps))
+    assert "after 0.700 (0.481 to 0.855)" in artifact

@@ -15,7 +15,7 @@ from lachesis.base.json_text import Json
 from lachesis.cli.main import main
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.prices import Prices
-from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast
+from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast, sum_groups
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import background_serve, submit
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
@@ -41,9 +41,9 @@ PRICES = Prices(prefill=0.195, sample=0.6, train=0.44, dated="2026-10-07")
 
 @pytest.fixture
 def forecast() -> Json:
-    forecast = make_forecast(GROUPS, PLANNED, PRICES, storage_price=0.1)
-    assert forecast is not None
-    return forecast.model_dump(mode="json")
+    usage = sum_groups(GROUPS)
+    assert usage is not None
+    return make_forecast(usage, PLANNED, PRICES, storage_price=0.1).model_dump(mode="json")
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ class Ender:
 
         self.patch.setattr(train, "begin_attempt", lambda store, run_id: store.load(run_id))
         self.patch.setattr(train, "_run_services", run_services)
-        self.patch.setattr(train, "publish_report", lambda *_: None)
+        self.patch.setattr(train, "publish_run_verdict", lambda *_: None)
         self.patch.setattr(train, "end_flow_run", lambda state, **_: state)
         with contextlib.suppress(TerminationSignal, SystemExit, KeyError):
             train._run_and_record_end(self.store, record.run_id, 0)

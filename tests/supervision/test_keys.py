@@ -12,11 +12,11 @@ import pytest
 
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import TestSpec
+from lachesis.inference_tests.answer_items import TestContext, answer_items
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.runs.store import RunStore
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
-from tasks.inference import InferenceTestContext, run_model_inference
 from tests.endpoint import serving
 from tests.nosy import make_nosy, read_variables
 from tests.patience import deadline
@@ -53,9 +53,7 @@ def test_in_an_inference_test(
     with serving() as endpoint:
         monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
         lock = os.open(tests.dir(test.test_id) / ".alive", os.O_CREAT | os.O_RDWR)
-        run_model_inference.fn(
-            InferenceTestContext(tests, test, config, lock), "right", "run-of-the-test"
-        )
+        answer_items(TestContext(tests, test, config, lock), "right", "run-of-the-test")
         assert endpoint.keys == {"Bearer secret-of-OPENAI_API_KEY"}
     assert tests.count_finished_groups(test) == 2
     variables = read_variables(nosy, endpoint_key="secret-of-OPENAI_API_KEY")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lachesis.supervision.restarts import RESTART_RULES, RestartBudget
-from lachesis.supervision.services.plan import START_ORDER
+from lachesis.supervision.services.order import START_ORDER
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanations" / "recovery.md"
 

@@ -9,7 +9,7 @@ import pytest
 from tinker.lib.base_url import DEFAULT_BASE_URL
 from tinker_cookbook.hyperparam_utils import get_lr
 
-from lachesis.agent_tools.draft import AgentSession
+from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base import tinker_client
 from lachesis.base.errors import (
@@ -53,7 +53,7 @@ def test_the_tool_and_the_command_list_the_same(
     assert main(["model", "list", "--profile", "tinker", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == answer
     assert main(["model", "show", "Qwen/Qwen3-8B", "--profile", "tinker"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "0.195 US dollars per million prompt tokens" in shown
     assert "carried over to a width of 64 by the cookbook's rule for Qwen" in shown
 
@@ -73,7 +73,7 @@ def test_who_cannot_ask_is_told_what_to_do(
     cloud: ServedCloud, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.begin("revoked")
-    with pytest.raises(MissingKeyError, match=r"HTTP 401: Invalid or revoked.*set a valid one"):
+    with pytest.raises(MissingKeyError, match=r"HTTP 401: Invalid or revoked.*set a valid key"):
         list_models("tinker", clean_environment)
     cloud.lift()
     cloud.begin("unpaid", calls=".*")

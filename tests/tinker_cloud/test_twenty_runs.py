@@ -54,7 +54,7 @@ MISFORTUNES: list[tuple[str, Json, str | None]] = [
     ("cut", {"count": 8}, None),
     ("lost", {"count": 8}, None),
     ("unpaid", {}, "asks for payment (HTTP 402"),
-    ("revoked", {}, "refuses the key in TINKER_API_KEY (HTTP 401"),
+    ("revoked", {}, "rejected the key in TINKER_API_KEY (HTTP 401"),
     ("session_expired", {}, "has ended the session of this run"),
     ("bfloat16", {}, None),
     ("order_noise", {"scale": 0.005}, None),
@@ -106,7 +106,7 @@ class Rehearsal:
         question = self.call(surface, "rl_start_training")
         assert question["confirmation_required"] is True
         assert "(expected $" in question["message"]
-        started = self.call(surface, "rl_start_training", confirm=True)
+        started = self.call(surface, "rl_start_training", confirm=question["preview"])
         return str(started["run_id"])
 
     def resume(self, surface: str, run_id: str) -> None:
@@ -114,7 +114,8 @@ class Rehearsal:
         if surface == "cli":
             self.run_command("resume", run_id)
         else:
-            self.call(surface, "rl_start_training", resume=run_id, confirm=True)
+            question = self.call(surface, "rl_start_training", resume=run_id)
+            self.call(surface, "rl_start_training", resume=run_id, confirm=question["preview"])
 
     def wait_until_ended(self, run_id: str) -> RunRecord:
         """Return the record of a run that has ended."""

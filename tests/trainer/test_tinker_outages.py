@@ -89,7 +89,7 @@ async def test_what_passes_is_told_while_it_lasts(
     ("kind", "error_class", "words"),
     [
         ("unpaid", BillingError, "add credit to the account of the key, then go on with `lachesis"),
-        ("revoked", MissingKeyError, "set a valid one, start `lachesis serve` again with it"),
+        ("revoked", MissingKeyError, "set a valid key, restart `lachesis serve`"),
         ("session_expired", SessionLostError, "`lachesis resume RUN` goes on from the last one"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from lachesis.config.launch_spec import TestSpec
+from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast, sum_groups
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.runs.store import RunStore
 from lachesis.web.app import create_app
@@ -26,6 +27,11 @@ VERDICT = {
     "invalid_rate": 0.0,
     "intervals": {"zero_signal_share": [0.02, 0.47], "invalid_rate": [0.0, 0.05]},
 }
+
+PLANNED = PlannedRun(total_steps=10, batch_size=8, group_size=4, base_model="m", profile="embedded")
+USAGE = sum_groups([GroupUsage(rollouts=4, prefill=80, sampled=400, seconds=1)])
+assert USAGE is not None
+FORECAST = make_forecast(USAGE, PLANNED, None)
 
 
 def add_test(store: InferenceTestStore, environment: str, **changes: Any) -> InferenceTest:
@@ -45,7 +51,7 @@ def add_test(store: InferenceTestStore, environment: str, **changes: Any) -> Inf
                 "verdict": VERDICT,
             }
         ],
-        "summary": {"verdict": "learnable", "forecast": {"tokens": {"low": 1000, "high": 2000}}},
+        "summary": {"verdict": "learnable", "forecast": FORECAST.model_dump()},
     }
     values = {"status": "completed", "result": result, **changes}
     test = store.create(request, "")
@@ -96,7 +102,8 @@ def test_a_test_shows_shares_with_intervals_and_examples(
     text = client.get(f"/tests/{test.test_id}").text
     assert "A model can learn from it." in text
     assert "7 of 8 groups have a signal" in text
-    for words in ("0.250", "0.07 to 0.59", "n 8 items", "0.125", "0.02 to 0.47", "1,000 to 2,000"):
+    assert "11.5 k to 26.9 k" in text
+    for words in ("0.250", "0.070 to 0.590", "n 8 items", "0.125", "0.020 to 0.470"):
         assert words in text
     assert "truncated answers" not in text
     assert f'href="/tests/{test.test_id}.csv"' in text

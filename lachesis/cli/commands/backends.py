@@ -1,4 +1,4 @@
-"""Run `backend check|install`: ask a Tinker server what it means, or install an engine."""
+"""Run `backend check|install`: probe how a Tinker server behaves, or install an engine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_backend(
 
 
 def _choose_model(name: str | None) -> str:
-    """Return the model to probe with: the one that was named, or the first that can be trained.
+    """Return the model to probe with: the named model, or the first that can be trained.
 
     Raises:
         ConfigError: The server does not offer it.
@@ -143,7 +143,7 @@ def install_backend(
 
 
 def _find_python(backend: Backend, wanted: str | None) -> str:
-    """Return an interpreter that is new enough: the one that was named, this one, or another."""
+    """Return an interpreter that is new enough: the named, the running or another interpreter."""
     major, minor = backend.min_python
     names = [f"python{major}.{number}" for number in range(minor, NEWEST_PYTHON + 1)]
     others = [*filter(None, map(shutil.which, names)), *_list_pyenv_pythons()]

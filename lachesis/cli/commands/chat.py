@@ -1,4 +1,4 @@
-"""Run `lachesis ask`, `lachesis chat` and `lachesis serve-model`: use what was trained."""
+"""Run `lachesis ask`, `lachesis chat` and `lachesis serve-model`: use a trained model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def ask(
     """
     question = sys.stdin.read().strip() if question == "-" else question
     if not question:
-        raise ArgumentsError("the question is empty; give a text, or - to read the standard input")
+        raise ArgumentsError("the question is empty; type a question, or - to read standard input")
     with _serve(run, options) as endpoint:
         messages = [{"role": "user", "content": question}]
         answers = complete(endpoint, messages, options, samples=samples)

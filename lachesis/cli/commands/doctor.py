@@ -1,4 +1,6 @@
-"""Check what this machine has and what is missing, and say how to get it."""
+"""Run `doctor`: list what a run needs and whether this machine has it, with the command that
+installs it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def doctor(
     ] = False,
     options: Output = Output(),
 ) -> int:
-    """Check this machine, and clean up if that was asked for."""
+    """Check this machine, and with `--fix` remove what crashed runs left behind."""
     if fix:
         messages = [leftover.clean_up() for leftover in find_home_leftovers()]
         terminal.print_answer(
@@ -119,7 +121,7 @@ def run_checks() -> list[DoctorCheck]:
 
 
 def find_home_leftovers() -> list[Leftover]:
-    """Return what dead runs have left behind; an empty list if there is no home yet."""
+    """Return the leftovers of crashed runs; an empty list if there is no home yet."""
     if paths.home().is_dir():
         return find_all_leftovers(RunStore())
     return []
@@ -136,7 +138,7 @@ def _check_python() -> DoctorCheck:
 
 
 def _list_machine() -> list[DoctorCheck]:
-    """Return what this machine has, and the versions of the packages that matter."""
+    """Return the hardware of this machine and the versions of the main packages."""
     memory = psutil.virtual_memory()
     gpus = ", ".join(list_gpus()) or "no NVIDIA GPU"
     versions = []

@@ -245,7 +245,7 @@ def _get_key(field: Json) -> str:
 
 
 def _render_fields(title: str, fields: list[Json]) -> list[RenderableType]:
-    """Return a title and one line per field: its name, its value, and what it is."""
+    """Return a title and a line per field: its name, value and description."""
     if not fields:
         return []
     rows = [

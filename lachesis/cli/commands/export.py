@@ -1,4 +1,4 @@
-"""Run `export`: export what was trained, and push it to the Hugging Face Hub."""
+"""Run `export`: export trained weights, and push them to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ExportOptions(Output):
 
 
 def export(run: Run, /, *, options: ExportOptions) -> None:
-    """Export the weights of a run, and push them if that was asked for.
+    """Export the weights of a run, and push them to the Hub if a repository is given.
 
     Raises:
         CheckpointError: The exported weights differ from those that were trained.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 import time
 from dataclasses import replace
@@ -30,8 +29,7 @@ from lachesis.cli.options import (
     options_class,
 )
 from lachesis.cli.terminal import (
-    STATUS_STYLES,
-    format_score,
+    TONE_STYLES,
     make_pairs_table,
     print_answer,
 )
@@ -55,8 +53,8 @@ from lachesis.operations.launches import (
     require_loadable_model,
 )
 from lachesis.operations.server import call_with_server
-from lachesis.reporting.run_view import Forecast, describe_forecast
-from lachesis.runs.held_out_results import HeldOutPoint, describe_share
+from lachesis.reporting.inference_test_view import InferenceTestView, TestedModelView
+from lachesis.reporting.run_view import describe_forecast
 from lachesis.runs.store import RunStore
 
 
@@ -87,8 +85,7 @@ class TestCommandOptions(ServeOptions):
     show_prompt: Annotated[
         bool,
         Parameter(
-            help="show what the model is shown of the first item, as text and as token ids; sample "
-            "nothing"
+            help="print the prompt of the first item as text and as token ids, without sampling"
         ),
     ] = False
     edits: Edits = ()
@@ -100,7 +97,7 @@ def run_test(
 ) -> int:
     """Run an inference test and wait for its end; Ctrl-C leaves the test running."""
     options = replace(options, environment=environment)
-    store, spec = RunStore(), _read_spec(options)
+    store, spec = RunStore(), read_test_spec(options)
     if options.show_prompt:
         return show_prompt(options, store, spec.to_launch())
     try:
@@ -122,14 +119,15 @@ def run_test(
     print_answer(
         options,
         test.model_dump(mode="json"),
-        render_test(test, format_train_command(options)),
+        render_test(InferenceTestView(test, open_tests(store))),
     )
     if (test.result or {}).get("summary", {}).get("environment_working"):
         return 0
     return 1
 
 
-def _read_spec(options: TestCommandOptions) -> TestSpec:
+def read_test_spec(options: TestCommandOptions) -> TestSpec:
+    """Return the test that the options describe."""
     prompt_options = {"max_tokens": 256, "temperature": 1.0} if options.prompt else {}
     values = {
         "environment": options.environment,
@@ -195,112 +193,42 @@ def _expand_model_path(name: str) -> str:
     return name
 
 
-def _expand_environment_path(name: str) -> str:
-    """Return the absolute path of a file; any other name is returned unchanged."""
-    if Path(name).is_file():
-        return str(Path(name).resolve())
-    return name
-
-
-def format_train_command(options: TestCommandOptions) -> str:
-    """Return the command that trains what was tested, with the same options, in any folder."""
-    model_name = find_trained_model(options)
-    model_options = ["--model", model_name] if model_name else []
-    edit_options = [part for text in options.edits for part in ("--set", text)]
-    profile_options = ["--profile", options.profile] if options.profile != "embedded" else []
-    return shlex.join(
-        [
-            "lachesis",
-            "train",
-            _expand_environment_path(options.environment),
-            *profile_options,
-            *model_options,
-            *edit_options,
-            *_list_validation_options(options),
-            "--watch",
-        ]
-    )
-
-
-def _list_validation_options(options: TestCommandOptions) -> list[str]:
-    """Return the option that requires the test, which paid profiles require in any case."""
-    if options.profile == "embedded":
-        return ["--require-validation"]
-    return []
-
-
 SHOWN_STAGES = ("import", "config", "dataset", "model-free check")
 _STAGE_MARKS = {"passed": "ok", "failed": "FAILED"}
 
 
-def render_test(test: InferenceTest, next_command: str) -> RenderableType:
-    """Return the result per model, the answers to prompts, and the next step if a model can
-    learn.
-    """
-    if test.result is None:
-        return Text(f"the test failed: {test.error}", style="red")
+def render_test(view: InferenceTestView) -> RenderableType:
+    """Return the result per model, the answers to prompts, and the next step."""
+    if view.test.result is None:
+        return Text(f"the test failed: {view.test.error}", style="red")
     stages = " · ".join(
         f"{stage.name} {_STAGE_MARKS.get(stage.status, stage.status)}"
-        for stage in test.stages
+        for stage in view.test.stages
         if stage.name in SHOWN_STAGES
     )
     rows: list[tuple[str, str | Text]] = [("stages", Text(stages, style="dim"))]
-    for model in test.result["models_tested"]:
-        rows.append((model["name"], _describe_result(model)))
-        rows += [("", line) for line in _list_model_lines(model)]
-    summary = test.result["summary"]
-    if summary.get("forecast"):
-        rows.append(("forecast", describe_forecast(Forecast(**summary["forecast"]))))
-    if (cost := summary.get("cost_usd")) is not None:
-        rows.append(("cost", f"{format_dollars(cost)} for this test"))
-    rows.append(("files", Text(summary["output_directory"], style="dim")))
-    if summary.get("verdict") == "learnable":
-        rows.append(("next", f"`{next_command}`"))
+    for model in view.models:
+        rows.append((model.name, _describe_model(model)))
+        rows += [("", line) for line in (*model.evidence, *model.answered_prompts)]
+    if view.forecast is not None:
+        rows.append(("forecast", describe_forecast(view.forecast)))
+    if view.cost_usd is not None:
+        rows.append(("cost", f"{format_dollars(view.cost_usd)} for this test"))
+    rows.append(("files", Text(str(view.store.dir(view.test.test_id)), style="dim")))
+    train, again = (f"`{command}`" for command in view.commands[:2])
+    rows.append(("next", view.describe_next_step(train, again)))
     return make_pairs_table(rows)
 
 
-def _describe_result(model: Json) -> Text:
-    """Return the verdict of one model with its numbers, or its error."""
-    verdict = model.get("verdict") or {}
-    word = verdict.get("word", "")
-    text = Text(word, style=STATUS_STYLES.get(word, "yellow"))
-    interval = model.get("accuracy_interval") or {}
-    share = describe_share(HeldOutPoint(step=0, percent_correct=model["accuracy"], **interval))
-    numbers = (
-        f"\nscore above 0: {model['correct_completions']} of {model['total_completions']} answers "
-        f"in {model['steps_tested']} groups, {share}"
-    )
-    zero_signal_share = verdict.get("zero_signal_share")
-    if zero_signal_share is not None:
-        numbers += f"; {zero_signal_share:.0%} of the groups without a signal"
-    text.append(numbers, style="none")
-    error = str(model.get("error") or "").split("\n")[0]
-    if error:
-        text.append(f"\n{error}", style="red")
+def _describe_model(model: TestedModelView) -> Text:
+    """Return the verdict of one model with its numbers, and its error."""
+    text = Text()
+    text.append(model.mark.word, style=TONE_STYLES[model.mark.tone])
+    if model.summary:
+        text.append(f"\n{model.summary}")
+    if model.error:
+        text.append(f"\n{model.error}", style="red")
     return text
-
-
-def _list_model_lines(model: Json) -> list[str]:
-    """Return the evidence of a model's verdict, and its answers to the user's prompts."""
-    lines = [
-        sentence
-        for sentence in (model.get("verdict") or {}).get("evidence", [])
-        if sentence != model.get("error")
-    ]
-    for prompt in model.get("prompts", []):
-        responses = "; ".join(
-            f"{response['text']!r} {format_score(response['score'])}"
-            for response in prompt["responses"]
-        )
-        note = _format_note(prompt)
-        lines.append(f"{prompt['prompt']!r} -> {responses}{note}")
-    return lines
-
-
-def _format_note(prompt: Json) -> str:
-    if prompt.get("note"):
-        return f" [{prompt['note']}]"
-    return ""
 
 
 def show_prompt(options: Output, store: RunStore, spec: LaunchSpec) -> int:
@@ -338,8 +266,8 @@ def show_prompt(options: Output, store: RunStore, spec: LaunchSpec) -> int:
 
 
 def _render_prompt(environment: Environment, config: RunConfig) -> Json | None:
-    """Return the text and the token ids of the first item, or None if the environment does not say
-    what it shows.
+    """Return the prompt of the first item as text and token ids; None if the environment has no
+    such method.
     """
     detail: Json = {}
     with tempfile.TemporaryDirectory() as folder, ServiceGroup() as group:

@@ -40,7 +40,7 @@ def logs(
     *,
     options: LogOptions = LogOptions(),
 ) -> None:
-    """Print the end of a log, and follow it if that was asked for."""
+    """Print the end of a log, and with `--follow` each new line."""
     store = RunStore()
     name = shorten_service_name(service_name or store.load(run).failed_service or "trainer")
     path, text, position = read_log(store, run, name, options.lines)

@@ -44,7 +44,7 @@ def show_model(
     profile: Profile = DEFAULT_PROFILE,
     options: Output = Output(),
 ) -> None:
-    """Print all that is known about a model."""
+    """Print the properties of a model: size, layers, chat template, recommended settings."""
     model = fetch_and_describe(name, profile, paths.home())
     print_answer(options, model.to_payload(), _render_model(model, profile))
 

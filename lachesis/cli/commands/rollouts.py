@@ -55,7 +55,7 @@ def rollouts(
     *,
     options: RolloutOptions = RolloutOptions(),
 ) -> None:
-    """Print the rollouts that were asked for."""
+    """Print the rollouts of a run that match the options."""
     store = RunStore()
     record = store.load(run)
     matching = find_rollouts(store.dir(record.run_id).rollouts, _read_query(options))

@@ -1,4 +1,4 @@
-"""Run `runs`: list the runs that were asked for, with what distinguishes them."""
+"""Run `runs`: list the matching runs with the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _summarize(store: RunStore, record: RunRecord) -> RunSummary:
 
 
 def _matches(record: RunRecord, options: ListOptions) -> bool:
-    """Return whether a run is one of those that were asked for."""
+    """Return whether a run matches the options."""
     return (
         options.env in (None, record.environment, *record.additional_environments)
         and options.status in (None, record.status)

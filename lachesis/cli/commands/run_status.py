@@ -134,7 +134,7 @@ def report(
 
 
 def render_started(answer: Json) -> RenderableType:
-    """Return what a user sees after a start: the run, its files, and the next commands."""
+    """Return the text after a start: the run, its files, and the next commands."""
     run_id = answer["run_id"]
     return make_pairs_table(
         [
@@ -185,7 +185,7 @@ def render_status(observed: ObservedRun) -> RenderableType:
 
 
 def render_results(view: RunView) -> RenderableType:
-    """Return what a run that has ended has reached, and how its learning is judged."""
+    """Return the results of an ended run: rewards, held-out results, usage, weights and verdict."""
     record = view.record
     return make_pairs_table(
         [

@@ -50,8 +50,8 @@ def serve(
     ] = False,
     options: Output = Output(),
 ) -> None:
-    """Replace this process by the one that starts the server and the runner, so that it gets the
-    signals; with --stop, end those that run.
+    """Replace this process by the program that starts the server and the runner, so that it gets
+    the signals; with --stop, end the running servers.
     """
     if stop:
         server_info = stop_server()

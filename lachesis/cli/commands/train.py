@@ -41,7 +41,6 @@ from lachesis.operations.launches import (
     find_forecast,
     make_launch_schema,
     make_similar_spec,
-    make_test_command,
     preview_launch,
     read_launch_file,
     render_launch_file,
@@ -54,6 +53,7 @@ from lachesis.reporting.run_summary import get_model_name
 from lachesis.reporting.run_view import Forecast, describe_forecast
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from lachesis.runs.suggested_commands import format_test
 from lachesis.spending.confirmation import describe_cost, needs_confirmation
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ LaunchedEnvironment = Annotated[
 def train(
     environment: LaunchedEnvironment = None, /, *, options: TrainOptions = TrainOptions()
 ) -> int:
-    """Check a launch, start the run, and watch it if that was asked for."""
+    """Check a launch, start the run, and with `--watch` show its progress."""
     store = RunStore()
     spec = read_launch_spec(environment, options, store)
     if options.dry_run:
@@ -132,7 +132,7 @@ def train(
 def confirm_cost(
     options: TrainOptions, store: RunStore, launch: ResolvedLaunch
 ) -> ResolvedLaunch | None:
-    """Return the launch with its user's yes to what it costs, or None if the user says no.
+    """Return the launch with its user's agreement to the cost, or None if the user declines.
 
     A free launch, and one whose money is limited, is returned as it is. Where nobody can answer, an
     unconfirmed one is refused when it is started.
@@ -154,7 +154,7 @@ def confirm_cost(
 
 
 def show_warnings(launch: ResolvedLaunch) -> None:
-    """Print what the owner should know about a launch."""
+    """Print the warnings of a launch for the owner of the installation."""
     for warning in launch.warnings:
         terminal.print_note(f"note: {warning}")
 
@@ -342,7 +342,7 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
             ("steps", f"{record.total_steps} of {record.batch_size} rollouts each"),
             ("begins with", record.forked_from),
             ("set", set_fields),
-            ("forecast", _describe_forecast(answer)),
+            ("forecast", _describe_forecast(answer, record)),
             ("price", _describe_price(answer)),
             ("problem", Text(problem, style="red") if problem else None),
         ]
@@ -354,7 +354,7 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
         rows.append([spec.name, "" if spec.port is None else str(spec.port), module])
     services = make_lines(rows)
     return Group(
-        Text("Nothing was started; this would be.\n", style="dim"),
+        Text("Nothing was started. This is what would run:\n", style="dim"),
         facts,
         Text(),
         *services,
@@ -363,15 +363,13 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
     )
 
 
-def _describe_forecast(answer: Json) -> str:
+def _describe_forecast(answer: Json, record: RunRecord) -> str:
     if answer["forecast"]:
         if PROFILES[answer["profile"]].is_paid:
             return describe_cost(answer["forecast"])
         forecast = Forecast(**answer["forecast"])
         return f"{describe_forecast(forecast)} ({forecast.basis})"
-    names = ("environment", "model", "profile", "set_fields")
-    command = make_test_command(*(answer[name] for name in names))
-    return f"none yet; `{command}` measures what one needs"
+    return f"none yet; run `{format_test(record)}` to make one"
 
 
 def _describe_price(answer: Json) -> str | None:

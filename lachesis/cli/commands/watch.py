@@ -42,7 +42,7 @@ class WatchedRuns:
         self._readers = {run_id: MetricsReader(store.dir(run_id).metrics) for run_id in run_ids}
 
     def refresh(self, *, is_polled: bool) -> None:
-        """Read the records again; with `is_polled` the server is asked too."""
+        """Read the records again; with `is_polled`, query the server too."""
         self.records = [self._refresh(record, is_polled=is_polled) for record in self.records]
 
     def _refresh(self, record: RunRecord, *, is_polled: bool) -> RunRecord:
@@ -57,7 +57,7 @@ class WatchedRuns:
         self.records = [judge_run(self.store, record) for record in self.records]
 
     def list_views(self) -> list[RunView]:
-        """Return all that is known of each run."""
+        """Return a view of each run."""
         return [
             RunView(record, self.store.dir(record.run_id), self._readers[record.run_id].read())
             for record in self.records
@@ -95,7 +95,7 @@ def watch_runs(store: RunStore, run_ids: Sequence[str], *, quiet: bool = False) 
 
 
 def watch(runs: Runs = (), /, *, options: Output = Output()) -> int:
-    """Show the runs that were named, or all that have not ended.
+    """Show the named runs, or all runs that have not ended, until they end.
 
     Raises:
         RunStateError: No run was named, and all have ended.
@@ -177,7 +177,7 @@ class _LineDisplay:
         terminal.print_sentence(f"run {record.run_id} of {record.environment}")
 
     def draw(self, view: RunView) -> None:
-        """Print what has changed since the last call."""
+        """Print the changes since the last call."""
         record, step = view.record, view.summary.step
         self._print_stall_change(record, step)
         key = f"{record.phase} {step // 10}"
@@ -239,7 +239,7 @@ def _render_panels(views: Sequence[RunView]) -> RenderableType:
 
 
 def render_panel(view: RunView) -> RenderableType:
-    """Return what a terminal shows of one run while it is watched."""
+    """Return the panel of one run: its progress, reward, held-out results and verdict."""
     record, step = view.record, view.summary.step
     table = Table.grid(padding=(0, 2))
     table.add_row(

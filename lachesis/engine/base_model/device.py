@@ -1,4 +1,4 @@
-"""Ask a device for its free memory, and recognise that it has run out."""
+"""Measure the free memory of a device, and recognise when the device has run out of memory."""
 
 from __future__ import annotations
 

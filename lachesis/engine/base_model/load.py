@@ -32,7 +32,9 @@ BaseWeights = Literal["full", "8bit", "4bit"]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Hold what is chosen for a model; `precision` auto is bfloat16 on a card that has it."""
+    """Hold the settings with which a model is loaded; `precision` auto is bfloat16 on a card that
+    has it.
+    """
 
     precision: Precision = "auto"
     base_weights: BaseWeights = "full"
@@ -114,7 +116,7 @@ class LoadSettings:
         return plan
 
     def measure(self, source: str, config: PreTrainedConfig) -> tuple[ModelSizes, ModelUse]:
-        """Return what a model needs and is used for; it is not loaded."""
+        """Return the memory needs of a model and its intended use, without loading it."""
         sizes = measure_model_sizes(config, rank=self.rank, dtype=self.dtype, bits=self.bits)
         name = source.rstrip("/").rsplit("/", 1)[-1]
         precision = str(self.dtype).removeprefix("torch.")

@@ -128,7 +128,9 @@ class PassSize:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Hold what a model needs, in bytes; `recomputed_pass` stores no activations inside layers."""
+    """Hold the memory needs of a model in bytes; `recomputed_pass` stores no activations inside
+    layers.
+    """
 
     weights_bytes: int
     adapter_bytes: int
@@ -196,7 +198,7 @@ def measure_model_sizes(
 
 
 def _count_saved_bytes(module: PreTrainedModel, dtype: torch.dtype, bits: int) -> int:
-    """Return what quantising saves; the output head and the embeddings stay as they are."""
+    """Return the bytes that quantising saves; output head and embeddings stay as they are."""
     head = module.get_output_embeddings()
     num_quantised = sum(
         layer.weight.numel()
@@ -209,7 +211,7 @@ def _count_saved_bytes(module: PreTrainedModel, dtype: torch.dtype, bits: int) -
 
 
 def _measure_pass(module: PreTrainedModel, adapter: LoraAdapter) -> PassSize:
-    """Run passes of two lengths and return the lines through what they need."""
+    """Run passes of two lengths and return the lines through their memory use."""
     short, long = PASS_LENGTHS
     (short_stored, short_peak), (long_stored, long_peak) = (
         _measure_layers(module, adapter, length) for length in PASS_LENGTHS
@@ -227,7 +229,9 @@ def _measure_pass(module: PreTrainedModel, adapter: LoraAdapter) -> PassSize:
 def _measure_layers(
     module: PreTrainedModel, adapter: LoraAdapter, num_tokens: int
 ) -> tuple[int, int]:
-    """Return what a pass through the layers stores for the gradient, and its peak, in bytes."""
+    """Return the bytes that a pass through the layers stores for the gradient, and the peak in
+    bytes.
+    """
     head = module.get_output_embeddings()
     parameters = [
         tensor

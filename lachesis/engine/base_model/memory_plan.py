@@ -58,7 +58,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class ModelUse:
-    """Describe what a model is used for, as far as it decides about memory."""
+    """Describe the use of a model as far as it decides about memory: precision, rank, lengths."""
 
     name: str
     precision: str
@@ -127,7 +127,7 @@ def make_memory_plan(sizes: ModelSizes, use: ModelUse, available_bytes: float) -
 
 
 def describe_single_sequence(num_tokens: int, rank: int) -> str:
-    """Say that one sequence does not fit, and what to change."""
+    """Explain that a single sequence does not fit, and which values to change."""
     return (
         f"one sequence of {num_tokens:,} tokens does not fit into the memory of the device; set a "
         f"smaller max_token_trainer_length, a lora_rank below {rank}, or base_weights=8bit"

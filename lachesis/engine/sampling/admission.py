@@ -33,7 +33,7 @@ class SamplingJob:
         self.unstarted_indices = deque(range(self.request.num_samples))
 
     def finish(self, index: int, sequence: SampledSequence) -> None:
-        """Store a finished sequence, and report the result after the last one."""
+        """Store a finished sequence, and report the result once all sequences are finished."""
         self.sequences[index] = sequence
         if len(self.sequences) == self.request.num_samples:
             ordered = [

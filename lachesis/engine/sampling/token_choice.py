@@ -16,7 +16,7 @@ SMALL_VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class TokenChoiceSettings:
-    """Hold the settings of each row; None if no row needs one.
+    """Hold the sampling settings of each row, with shape [rows]; None if no row needs the setting.
 
     `temperature` (R, 1) is 1 where `greedy` (R, 1) is true. `filtered_rows` are the rows that
     exclude tokens, with their `top_p` and `top_k` (C, 1); `top_k` < 1 means no limit.

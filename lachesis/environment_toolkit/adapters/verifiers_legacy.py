@@ -129,7 +129,7 @@ class VerifiersEnv(TaskEnv):
         ]
 
     async def _score_states(self, states: list[Any]) -> Any:
-        """Score these conversations together and return the reward of the first one."""
+        """Score these conversations together and return the reward of the first."""
         problems: list[str] = []
         reward_errors.set(problems)
         if self.inner.requires_group_rollouts:

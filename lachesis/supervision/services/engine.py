@@ -1,4 +1,6 @@
-"""Describe what holds the model of a run: the embedded engine, or a back end and a bridge to it."""
+"""Describe the services that hold the model of a run: the embedded engine, or a back end and its
+bridge.
+"""
 
 from __future__ import annotations
 

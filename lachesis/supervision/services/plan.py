@@ -18,8 +18,9 @@ from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from lachesis.supervision.services.engine import EnginePlace, make_engine_services
+from lachesis.supervision.services.order import PORT_NAMES, get_service_role
 from lachesis.supervision.services.ports import reserve_free_ports
-from lachesis.supervision.services.spec import ServiceSpec, get_service_role
+from lachesis.supervision.services.spec import ServiceSpec
 from lachesis.supervision.services.training import (
     EnvironmentServices,
     make_api_spec,
@@ -27,10 +28,6 @@ from lachesis.supervision.services.training import (
     make_trainer_spec,
 )
 from lachesis.supervision.services.variables import HOST, make_inference_client_env
-
-START_ORDER = ("backend", "engine", "api", "trainer", "environment")
-# The services that have a port.
-PORT_NAMES = ("engine", "api", "trainer", "backend")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Describe a service by its command and its readiness, which may be asked by HTTP."""
+"""Describe a service by its command and by the check of its readiness, such as an HTTP request."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ class ServiceSpec:
         if self.log_command:
             return f"`{self.log_command}` shows its log"
         return f"see {self.log}"
-
-
-def get_service_role(service: str) -> str:
-    """Return the role of a service; `environment-reverse_text` has the role `environment`."""
-    return service.partition("-")[0]
 
 
 def make_http_readiness_check(

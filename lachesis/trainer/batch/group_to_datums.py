@@ -58,7 +58,7 @@ class Datum:
 
 @dataclass
 class Batch:
-    """Hold the datums of one step and what is known about their rollouts."""
+    """Hold the datums of one step and the statistics of their rollouts."""
 
     datums: list[Datum] = field(default_factory=list)
     datum_rollouts: list[tuple[int, int]] = field(default_factory=list)
@@ -298,7 +298,7 @@ def _add_rollout(
     advantage: float,
     settings: BatchSettings,
 ) -> RolloutOutcome:
-    """Add the datum of a rollout if it has a gradient, and return what became of the rollout."""
+    """Add the datum of a rollout if it has a gradient, and return the outcome of the rollout."""
     rollout_label = f"rollout {index}"
     is_advantage_zeroed = bool(overrides.get("set_advantage_to_zero"))
     tokens_T, loss_mask_T, logprobs_T = _read_rollout(rollout_label, group, index)
@@ -339,7 +339,7 @@ def _build_datum(
     advantages_T: Array,
     places_N: Array,
 ) -> Datum:
-    """Return the datum of a rollout: each token predicts the next one, so all shift by one."""
+    """Return the datum of a rollout: each token predicts its successor, so targets shift by 1."""
     loss_mask_N = loss_mask_T[1:]
     return Datum(
         tokens=tokens_T[:-1],

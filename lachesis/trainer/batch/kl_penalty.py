@@ -16,7 +16,7 @@ from lachesis.trainer.batch.group_to_datums import Batch, BatchSettings, apply_l
 def compute_kl_penalties(
     sampling_logprobs_D: Sequence[Array], base_logprobs_D: Sequence[Array], coefficient: float
 ) -> tuple[list[Array], float]:
-    """Return what to add to the advantages of each datum's trained tokens, and the mean KL
+    """Return the penalties to add to the advantages of each datum's trained tokens, and the mean KL
     divergence.
 
     The divergence is the mean of lp - lp_base over all tokens: the estimate k1 of KL(policy ||

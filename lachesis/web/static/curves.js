@@ -145,7 +145,7 @@ function selectRecorded() {
 }
 
 /** Fetch and draw; the old curves stay until the new ones are there. */
-async function showCurves(figures = listFigures()) {
+async function showCurves(figures = listFigures(), draw = drawFigure) {
   if (!figures.length) return;
   const late = setTimeout(() => markLoading(figures, true), 1000);
   const wanted = [view.x, view.mean, view.from, view.to].join();
@@ -155,7 +155,7 @@ async function showCurves(figures = listFigures()) {
     if ([view.x, view.mean, view.from, view.to].join() !== wanted) return;
     if (figures.length === listFigures().length) curveData = answer;
     else mergeCurves(answer);
-    for (const figure of figures) drawFigure(figure);
+    for (const figure of figures) draw(figure);
   } catch (error) {
     for (const figure of figures) if (!charts.has(figure)) showEmpty(figure, "cannot be loaded");
     announce(`The curves cannot be loaded: ${error.message}`);
@@ -576,22 +576,13 @@ function savePicture(figure) {
   figure.querySelector("details").open = false;
 }
 
-/* New steps of a living run: the points from `from` on are replaced. */
-addEventListener("lachesis:steps", ({ detail }) => {
-  const run = curveData.runs[detail.run];
-  if (!run || view.to !== null) return;
-  for (const [metric, tail] of Object.entries(detail.series)) {
-    const series = (run.series[metric] ||= { x: [], raw: [], mean: [] });
-    let length = series.x.length;
-    while (length && series.x[length - 1] >= tail.x[0]) length -= 1;
-    for (const name of ["x", "raw", "mean"]) {
-      if (series[name]) series[name] = [...series[name].slice(0, length), ...(tail[name] || [])];
-    }
-  }
-  run.held_out = detail.held_out;
-  run.checkpoints = detail.checkpoints;
-  run.since = detail.since;
-  for (const figure of listFigures()) updateFigure(figure);
+/* New steps of a living run: its curves are asked for again, and keep their cursor. */
+let shownStep = document.getElementById("main").dataset.step;
+document.addEventListener("htmx:afterSettle", () => {
+  const { step } = document.getElementById("main").dataset;
+  if (step === shownStep || view.to !== null) return;
+  shownStep = step;
+  showCurves(listFigures(), updateFigure);
 });
 
 /** Give a drawn chart its new points without drawing it anew, so that a cursor stays. */
