@@ -74,6 +74,11 @@ class Measure:
     examples: list[str] = field(default_factory=list)
 
 
+def forbid(title: str, places: list[str]) -> Measure:
+    """Return the number of places, of which none is allowed."""
+    return Measure(title, len(places), "0", not places, examples=places)
+
+
 def read_sources(root: Path) -> list[Source]:
     """Return the parsed modules of every package, sorted by path."""
     sources = []
@@ -249,9 +254,7 @@ def measure_names(sources: list[Source]) -> list[Measure]:
     return [
         Measure("variables with a vague name", share, "< 0.3 %", share < 0.3, " %", vague),
         Measure("letters of a function's name, mean", statistics.mean(map(len, names)), "", True),
-        Measure(
-            "class names that stand for two things", len(twice), "0", not twice, examples=twice
-        ),
+        forbid("class names that stand for two things", twice),
     ]
 
 
@@ -301,14 +304,8 @@ def measure_docstrings(sources: list[Source]) -> list[Measure]:
     share = 100 * documented / (documented + len(missing))
     return [
         Measure("public names with a docstring", share, "≥ 90 %", share >= 90, " %", missing),
-        Measure(
-            "docstrings that are no sentence with a verb",
-            len(fragments),
-            "0",
-            not fragments,
-            examples=fragments,
-        ),
-        Measure("first sentences with a vague phrase", len(vague), "0", not vague, examples=vague),
+        forbid("docstrings that are no sentence with a verb", fragments),
+        forbid("first sentences with a vague phrase", vague),
     ]
 
 
@@ -352,8 +349,7 @@ def measure_packages(sources: list[Source], root: Path) -> tuple[list[str], Meas
     rows.append(
         f"  {'all':<32}{old_lines:>7}{total_lines:>7}{old_statements:>9}{total_statements:>7}"
     )
-    title = "packages above their budget by more than a tenth"
-    return rows, Measure(title, len(outgrown), "0", not outgrown, examples=outgrown)
+    return rows, forbid("packages above their budget by more than a tenth", outgrown)
 
 
 def count_assets(root: Path) -> list[str]:

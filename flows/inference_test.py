@@ -45,11 +45,11 @@ def inference_test(
         os.setpgid(0, 0)  # Ctrl-C in the runner's terminal must reach the runner only.
     tests = InferenceTestStore()
     try:
-        asked = find_or_create_test(tests, parameters, runtime.flow_run.id)
+        requested_test = find_or_create_test(tests, parameters, runtime.flow_run.id)
     except LachesisError as error:
         return end_flow_run(make_refusal(error), force=True)
     try:
-        test = run_test(tests, asked.test_id, run_as_task, _describe_error)
+        test = run_test(tests, requested_test.test_id, run_as_task, _describe_error)
     except Pause:  # A test has no checkpoint to continue from.
         return end_flow_run(Cancelled(message=SUSPENDED_ERROR), force=True)
     publish_test_verdict(tests, test, runtime.flow_run.id)

@@ -292,7 +292,7 @@ def _take_yes(session: AgentSession, confirm: bool | str, fingerprint: str) -> b
         is_newest = state.previews[-1:] == [fingerprint]
         is_agreed = confirm == fingerprint or (confirm is True and is_newest)
         is_taken = is_agreed and fingerprint in state.previews
-        state.previews = [known for known in state.previews if known != fingerprint]
+        state.previews = [preview for preview in state.previews if preview != fingerprint]
         if not is_taken:
             state.previews.append(fingerprint)
     return is_taken

@@ -91,7 +91,7 @@ class StageResult:
     message: str
     """Why it failed, or what the environment does not offer; else empty."""
     detail: Json
-    """What the stage has found; empty where it could not be finished."""
+    """Holds the results of the stage; empty if the stage could not be finished."""
     is_last: bool = False
     """Whether the stages after it cannot be run."""
 

@@ -112,8 +112,8 @@ def build_missing_model(context: TestContext, show_step: ShowStep) -> None:
 
 def _end_stray_processes(context: TestContext) -> None:
     """End children of the environment that have left its process group and may hold its key."""
-    found = process_marks.find_processes(context.folder).values()
-    process_marks.terminate_processes([process for processes in found for process in processes])
+    groups = process_marks.find_processes(context.folder).values()
+    process_marks.terminate_processes([process for group in groups for process in group])
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ class _TestRun:
             forecast=self._make_forecast(usage) if usage else None,
             cost_usd=compute_test_cost(model, counts, tests.home),
         )
-        made = result["steps_tested"] + (counts or {}).get("empty_groups", 0)
-        if not error and made < spec.num_groups:
+        num_groups = result["steps_tested"] + (counts or {}).get("empty_groups", 0)
+        if not error and num_groups < spec.num_groups:
             shortfall = f"only {result['steps_tested']} of the requested groups were made"
             reasons = "; ".join([shortfall, *(counts or {}).get("errors", {})])
             result["error"] = f"{reasons}, see {result['log_file']}"

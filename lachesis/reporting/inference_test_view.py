@@ -57,7 +57,7 @@ class Share:
     low: float | None
     high: float | None
     items: str
-    """What it is a share of, as in `n 8 groups`."""
+    """Names the number and kind of the items, such as `n 8 groups`."""
 
     @property
     def interval(self) -> str:

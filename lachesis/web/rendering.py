@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from lachesis.base import formatting
+from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.held_out_results import describe_interval
 from lachesis.web.inline_svg import draw_interval
 
@@ -37,6 +38,7 @@ def get_environment() -> jinja2.Environment:
     environment.globals["is_report"] = False
     environment.filters.update(
         reward=formatting.format_reward,
+        choose_mark=choose_mark,
         interval=describe_interval,
         interval_drawing=draw_interval,
         percent=formatting.format_percent,

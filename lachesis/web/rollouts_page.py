@@ -21,7 +21,6 @@ from lachesis.reporting.rollouts import (
 )
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_list import read_count
-from lachesis.reporting.verdict_marks import Mark, choose_mark
 from lachesis.rollouts.groups import (
     Ask,
     GroupOrder,
@@ -126,7 +125,6 @@ class RolloutPage:
     """Hold the parts of the page of rollouts."""
 
     record: RunRecord
-    mark: Mark
     lead: str
     lead_rest: str
     questions: list[tuple[Ask, str, int]]
@@ -160,7 +158,6 @@ def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilt
     lead, lead_rest = _write_lead(table, held_out.get("after"))
     return RolloutPage(
         record=record,
-        mark=choose_mark(record),
         lead=lead,
         lead_rest=lead_rest,
         questions=[
@@ -364,7 +361,6 @@ def show_rollouts(request: Request) -> Response:
         section="runs",
         tab="rollouts",
         record=page.record,
-        mark=page.mark,
         page=page,
     )
 

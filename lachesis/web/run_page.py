@@ -26,7 +26,6 @@ from lachesis.reporting.run_logs import MAX_LINES, TAIL_LINES, choose_log, find_
 from lachesis.reporting.run_settings import SettingRow, list_settings
 from lachesis.reporting.run_summary import RunSummary, get_model_name
 from lachesis.reporting.run_view import RunView, list_forecast_ranges
-from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.folder import shorten_service_name
 from lachesis.runs.provenance import read_provenance
 from lachesis.runs.record import RunRecord, describe_service_state
@@ -287,7 +286,6 @@ def show_run(request: Request) -> Response:
         tab="overview",
         tag=tag,
         record=record,
-        mark=page.verdict.mark,
         page=page,
         pace=describe_pace(view),
         curve_request=read_curve_request(request),
@@ -306,7 +304,6 @@ def show_metrics(request: Request) -> Response:
         section="runs",
         tab="metrics",
         record=view.record,
-        mark=choose_mark(view.record),
         metrics=[name for name in names if search_text in name.casefold()],
         num_metrics=len(names),
         text=search_text,
@@ -323,7 +320,6 @@ def show_settings(request: Request) -> Response:
         section="runs",
         tab="settings",
         record=view.record,
-        mark=choose_mark(view.record),
         settings=list_settings(view.record, view.config) if view.config else [],
     )
 
@@ -374,7 +370,6 @@ def show_log(request: Request) -> Response:
         tab="logs",
         tag=tag,
         record=record,
-        mark=choose_mark(record),
         services=list_services(record),
         log=view_log(record, run_dir, name, text=text, max_lines=MAX_LINES),
     )

@@ -48,8 +48,8 @@ def assert_keys_are_known(tool: str, answer: Json) -> None:
     """Fail if an answer has other keys than docs/reference/tools.md says."""
     names = ANSWER_KEYS[tool].split()
     required = {name for name in names if not name.endswith("?")}
-    known = {name.rstrip("?") for name in names} | {"shortened"}
-    assert required <= set(answer) <= known, (tool, set(answer) ^ known)
+    allowed = {name.rstrip("?") for name in names} | {"shortened"}
+    assert required <= set(answer) <= allowed, (tool, set(answer) ^ allowed)
 
 
 @pytest.fixture

@@ -48,26 +48,26 @@ def test_a_short_answer_is_left_alone() -> None:
 
 @given(st.lists(st.text(max_size=30_000), max_size=12), st.integers(0, 15))
 def test_pages_hold_every_entry_once(entries: list[str], first: int) -> None:
-    seen: list[Any] = []
+    collected: list[Any] = []
     cursor: int | None = first
     while cursor is not None:
         page, following = take_page(entries, cursor)
         assert len(page) == 1 or count_bytes(page) <= MAX_ANSWER_BYTES
-        seen += page
+        collected += page
         cursor = following
-    assert seen == entries[first:]
+    assert collected == entries[first:]
 
 
-def test_a_thousand_runs_come_in_pages(ask: Ask, make_run: Callable[..., RunRecord]) -> None:
-    made = [make_run(status="completed", name=f"run {number}").run_id for number in range(300)]
-    seen: list[str] = []
+def test_three_hundred_runs_come_in_pages(ask: Ask, make_run: Callable[..., RunRecord]) -> None:
+    run_ids = [make_run(status="completed", name=f"run {number}").run_id for number in range(300)]
+    listed: list[str] = []
     cursor: int | None = 0
     while cursor is not None:
         answer = ask("rl_list_runs", cursor=cursor)
         assert count_bytes(answer) <= MAX_ANSWER_BYTES
         assert answer["count"] == 300
-        seen += [entry["run_id"] for entry in answer["runs"]]
+        listed += [entry["run_id"] for entry in answer["runs"]]
         cursor = answer.get("next_cursor")
-    assert sorted(seen) == sorted(made)
+    assert sorted(listed) == sorted(run_ids)
     few = ask("rl_list_runs", limit=2, cursor=1)
-    assert [entry["run_id"] for entry in few["runs"]] == seen[1:3]
+    assert [entry["run_id"] for entry in few["runs"]] == listed[1:3]

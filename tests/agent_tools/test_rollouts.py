@@ -44,14 +44,14 @@ def test_a_hundred_long_answers_come_in_pages(ask: Ask) -> None:
     store.create(make_record())
     rows = [make_row(1, 0, number, 0.0, answer=f"{number} {'ü' * 5000}") for number in range(100)]
     RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
-    seen: list[int] = []
+    numbers: list[int] = []
     cursor: int | None = 0
     while cursor is not None:
         answer = ask("rl_get_rollouts", run_id="0123abcd", order="first", limit=100, cursor=cursor)
         assert len(to_compact_json(answer).encode()) <= 40_000
-        seen += [int(row["answer"].split()[0]) for row in answer["rollouts"]]
+        numbers += [int(row["answer"].split()[0]) for row in answer["rollouts"]]
         cursor = answer.get("next_cursor")
-    assert seen == list(range(100))
+    assert numbers == list(range(100))
 
 
 def test_get_runs_id_rollouts() -> None:

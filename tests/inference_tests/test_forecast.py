@@ -57,33 +57,35 @@ def test_tokens_and_money_by_hand() -> None:
         )
         for signal in (True, False)
     ]
-    made = forecast_run(groups, PLAN, PRICES)
+    forecast = forecast_run(groups, PLAN, PRICES)
     # per rollout: 10 tokens of prefill, 20 sampled; trained on 80 + 20 when its group has a signal,
     # which half have
-    assert made.tokens_per_rollout == TokenCounts(prefill=10, sampled=20, trained=50)
-    assert made.tokens.expected == 160 * 80
-    assert made.cost_usd is not None
-    assert made.cost_usd.expected == pytest.approx(160 * (10 * 1 + 20 * 2 + 50 * 3) / 1e6, abs=1e-4)
+    assert forecast.tokens_per_rollout == TokenCounts(prefill=10, sampled=20, trained=50)
+    assert forecast.tokens.expected == 160 * 80
+    assert forecast.cost_usd is not None
+    assert forecast.cost_usd.expected == pytest.approx(
+        160 * (10 * 1 + 20 * 2 + 50 * 3) / 1e6, abs=1e-4
+    )
     # equal groups: the least width of 20 %; the upper end trains on all groups
-    assert (made.tokens.low, made.tokens.high) == (160 * 64, 160 * 1.2 * 130)
-    assert made.hours.high == pytest.approx(160 * 0.5 * 2 / 3600, abs=1e-4)
+    assert (forecast.tokens.low, forecast.tokens.high) == (160 * 64, 160 * 1.2 * 130)
+    assert forecast.hours.high == pytest.approx(160 * 0.5 * 2 / 3600, abs=1e-4)
 
 
 def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
-    made = forecast_run(
+    forecast = forecast_run(
         [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0
     )
-    assert (made.hours.low, made.hours.expected, made.hours.high) == (0.08, 0.1, 0.12)
-    assert made.cost_usd is None
-    assert "no known price of the base model" in made.basis
+    assert (forecast.hours.low, forecast.hours.expected, forecast.hours.high) == (0.08, 0.1, 0.12)
+    assert forecast.cost_usd is None
+    assert "no known price of the base model" in forecast.basis
     assert sum_groups([]) is None
 
 
 def test_a_longer_run_takes_more_and_is_compared_with_what_it_took() -> None:
     groups = [GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=4)]
-    made = forecast_run(groups, PLAN, PRICES)
+    forecast = forecast_run(groups, PLAN, PRICES)
     longer = forecast_run(groups, PLAN.model_copy(update={"total_steps": 30}), PRICES)
-    assert longer.tokens.expected == 3 * made.tokens.expected
+    assert longer.tokens.expected == 3 * forecast.tokens.expected
     half = compare_with_forecast(
         longer,
         steps=15,
@@ -110,15 +112,15 @@ def test_a_longer_run_takes_more_and_is_compared_with_what_it_took() -> None:
 
 def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
     groups = [GroupUsage(rollouts=16, completions_per_prompt=16, prefill=8, sampled=32, seconds=4)]
-    made = forecast_run(groups, PLAN, PRICES)
+    forecast = forecast_run(groups, PLAN, PRICES)
     half = forecast_run(
         groups, PLAN.model_copy(update={"group_size": PLAN.group_size // 2}), PRICES
     )
     assert half.tokens_per_rollout.prefill == pytest.approx(
-        2 * made.tokens_per_rollout.prefill, abs=0.01
+        2 * forecast.tokens_per_rollout.prefill, abs=0.01
     )
-    assert half.tokens.expected - made.tokens.expected == pytest.approx(
-        PLAN.num_rollouts * made.tokens_per_rollout.prefill, rel=0.05
+    assert half.tokens.expected - forecast.tokens.expected == pytest.approx(
+        PLAN.num_rollouts * forecast.tokens_per_rollout.prefill, rel=0.05
     )
 
 

@@ -92,13 +92,13 @@ def test_all_surfaces_say_the_verdict_and_what_follows(
     store: InferenceTestStore, tmp_path: Path, word: str
 ) -> None:
     test_id = add_test(store, word, tmp_path / "my sums.py")
-    said = ask_surfaces(store, test_id)
-    for surface, text in said.items():
+    texts = ask_surfaces(store, test_id)
+    for surface, text in texts.items():
         assert word in text, surface
         assert "0.250" in text, surface
         assert "0.046 to 0.699" in text, surface
     for surface in ("terminal", "artifact"):
-        assert FOLLOWS[word] in said[surface], surface
+        assert FOLLOWS[word] in texts[surface], surface
     answer = wait_for_test(AgentSession("x"), test_id, lambda *_: None)
     (next_step,) = answer["next_steps"]
     assert next_step == "rl_start_training()" or FOLLOWS[word] in next_step

@@ -91,3 +91,22 @@ def fill_home(home: Path) -> RunStore:
     rows[0] |= {"answer": SCRIPT, "reason": SCRIPT}
     RolloutFolder(store.dir(BEST).rollouts, 10**9).append(rows)
     return store
+
+
+ADDRESS = "http://localhost:8070"
+PAGES = (
+    "/runs",
+    f"/runs/{BEST}",
+    f"/runs/{SLOW}",
+    f"/runs/{LIVING}",
+    f"/runs/{FAILED}",
+    f"/runs/{BEST}/rollouts",
+    f"/runs/{BEST}/rollouts?ask=wrong&group=4-0",
+    f"/runs/{FAILED}/rollouts",
+    f"/runs/{BEST}/metrics",
+    f"/runs/{BEST}/settings",
+    f"/runs/{BEST}/logs",
+    f"/runs/{BEST}/logs/trainer?q=reward",
+    f"/compare?runs={BEST},{SLOW}",
+    f"/compare?runs={BEST}&runs={SLOW}&all=1",
+)

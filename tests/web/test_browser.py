@@ -16,15 +16,10 @@ from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.app import create_app
 from tests.patience import deadline
 from tests.web.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
-from tests.web.recorded import BEST, FAILED, LIVING, SLOW, fill_home, make_metrics
+from tests.web.recorded import BEST, FAILED, LIVING, SLOW, make_metrics
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 TOKEN = "the token of this home"
-
-
-@pytest.fixture
-def store(clean_environment: Path) -> RunStore:
-    return fill_home(clean_environment)
 
 
 @pytest.fixture
@@ -316,9 +311,9 @@ def test_a_server_that_is_gone_is_told_and_found_again(chromium: Browser, store:
             wait_for_curves(browser)
         strip = page.locator("#lost")
         expect(strip).to_contain_text("No connection. What you see is of", timeout=30_000)
-        said = strip.text_content()
+        announcement = strip.text_content()
         page.wait_for_timeout(4500)
-        expect(strip).to_have_text(said or "", timeout=1)  # it is read aloud once
+        expect(strip).to_have_text(announcement or "", timeout=1)  # it is read aloud once
         MetricsFile(store.dir(LIVING).metrics).append(3, make_metrics(3, 0.75))
         with serve(create_app(store=store), port):
             expect(strip).to_be_hidden()

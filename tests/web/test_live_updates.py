@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from starlette.testclient import TestClient
 
 from lachesis.reporting.run_cache import RunCache
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
-from lachesis.web.app import create_app
 from lachesis.web.live_updates import describe_pace
-from tests.web.recorded import BEST, LIVING, fill_home, make_metrics
+from tests.web.recorded import BEST, LIVING, make_metrics
 
 PAGES = {
     "run": f"/runs/{LIVING}",
@@ -21,17 +17,6 @@ PAGES = {
     "found lines": f"/runs/{LIVING}/logs/trainer?q=reward",
     "list": "/runs",
 }
-
-
-@pytest.fixture
-def store(clean_environment: Path) -> RunStore:
-    return fill_home(clean_environment)
-
-
-@pytest.fixture
-def client(store: RunStore) -> Iterator[TestClient]:
-    with TestClient(create_app(store=store), base_url="http://127.0.0.1:8070") as client:
-        yield client
 
 
 def ask_again(client: TestClient, path: str, tag: str) -> int:

@@ -15,7 +15,7 @@ class ServiceRole:
 
     name: str
     title: str
-    """What a sentence calls it."""
+    """Names the service in a sentence."""
     has_port: bool = True
     starts_at_once: bool = False
     """Whether it starts while the services before it are not ready yet."""
