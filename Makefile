@@ -57,7 +57,7 @@ backends: $(INSTALLED)
 	$(BIN)/python -m pytest -m backends tests/backends -s
 
 sdk-matrix: $(INSTALLED)
-	$(BIN)/python -m tests.sdk_matrix
+	$(BIN)/python -m tests.clients.sdk_matrix
 
 serve: $(INSTALLED)
 	$(BIN)/lachesis serve

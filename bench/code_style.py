@@ -6,8 +6,6 @@ value, and what is allowed. Names and sentences are judged by word lists, which 
 plainly wrong; a person still has to read the code.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import io

@@ -5,8 +5,6 @@
 For an environment other than `arithmetic`, the tiny model is first taught the form of its answers.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 

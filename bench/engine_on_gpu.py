@@ -9,8 +9,6 @@ tokens and PEFT trains on as many. The forecast of memory is compared with what 
 `--vllm` is the interpreter of an environment with vLLM; without one that column stays empty.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -5,8 +5,6 @@ Each of the 64 threads repeatedly opens a session, samples, trains a little, and
     python bench/engine_soak.py [--minutes 60] [--clients 64]
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -15,8 +15,6 @@ with answers that cost nothing (`bench/programs/engine_without_compute.py`): the
 and HTTP allow, which no server can exceed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ Ratios in one run on this machine: discovery beside reading the same files alone
 the same program without one, and rollouts through a TaskEnv beside the same requests sent by hand.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import subprocess

@@ -9,8 +9,6 @@ Without an option both are measured. The first curve is there when ten steps hav
 `--watch` and the page of the run show one. Targets: 150 s from a clone, 60 s from the wheel.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

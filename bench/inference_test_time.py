@@ -6,8 +6,6 @@ with one alone. The endpoint is a local server that delays each answer as a dist
     python bench/inference_test_time.py [--repeat 3]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics
@@ -29,7 +27,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
     from lachesis.tiny_model import build
-    from tests.endpoint import serving
+    from tests.harness.openai_endpoint import serving
 
     with (
         tempfile.TemporaryDirectory(prefix="lachesis-bench-") as home,

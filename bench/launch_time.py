@@ -4,8 +4,6 @@ until it has made its first step.
 python bench/launch_time.py [--repeat 3]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -6,8 +6,6 @@ A checkout of a former version is measured first, as after `git worktree add FOL
 Python itself opens is counted, in every process of the home; databases are not.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -6,8 +6,6 @@ drifts slowly, so the noise of successive steps is correlated. The table shows, 
 share of runs that were ever given each judgement, and when.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import math

@@ -12,8 +12,6 @@ family the engine
 - exports the adapter before and after the step; PEFT loads both.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

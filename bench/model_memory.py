@@ -5,8 +5,6 @@
 The models are described by their shape, so nothing is downloaded or loaded.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

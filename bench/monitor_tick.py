@@ -5,8 +5,6 @@ simulated server answers for their services. The Prefect server, its database, t
 flow runs of the ticks are real.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import multiprocessing

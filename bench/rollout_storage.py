@@ -8,8 +8,6 @@ equal runs differ by more than the target of one percent, so the processor time 
 such a run needs is measured by itself too, and divided by the time of a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

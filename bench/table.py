@@ -1,7 +1,5 @@
 """Print measurements as a table, with the machine they were made on."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -13,8 +13,6 @@ first batch: ours from its arrival at the trainer, theirs from the first questio
 from the command to the reward.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

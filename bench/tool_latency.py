@@ -9,8 +9,6 @@ the start of the MCP server to its list of tools, 0.4 s for `lachesis --help`, 2
 a start to the run id.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -7,8 +7,6 @@ trainer fetches the batch and turns it into datums with the pause when `json.loa
     python bench/trainer_pauses.py [--rollouts 128] [--tokens 8000]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

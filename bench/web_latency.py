@@ -9,8 +9,6 @@ open pages cost a run is measured by the processor time of the server while step
 what lists of 2,000 runs cost by that of the command and of the server.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ monitor   one look at all runs, on a schedule
 nightly   tests of all environments, on a schedule that is off by default
 """
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime, timedelta
 

@@ -3,8 +3,6 @@
 Both survive a launcher that is killed and continue to write, so each manages its own log.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -10,8 +10,6 @@ whatever name they reach this server by; $LACHESIS_SERVER_NAMES has further name
 commas.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import runpy

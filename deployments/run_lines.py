@@ -1,7 +1,5 @@
 """Print a line when a run of the home starts or ends, for the person who watches the launcher."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from datetime import datetime

@@ -4,8 +4,6 @@ Prefect's `serve()` kills flow processes at SIGTERM without running their `final
 runner cancels them instead, waits until each has ended its services, and then ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

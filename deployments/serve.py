@@ -7,8 +7,6 @@ server is used and only the runner and the pages are started. Prefect itself is 
 process that has imported it can hang at exit when its server is gone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Write the pages that are made from the code: `python -m docs_generator`."""
 
-from __future__ import annotations
-
 from docs_generator.generated import GENERATED_PAGES, render_generated_page
 from docs_generator.site import DOCS
 

@@ -1,7 +1,5 @@
 """Describe the tools for agents and the HTTP routes, from their tables."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Describe every command of the command line, from the application that runs them."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Name the pages that are made from the code, and the function that makes each."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping

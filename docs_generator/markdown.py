@@ -1,7 +1,5 @@
 """Write tables and links of Markdown, with what would break them made harmless."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Make the reference tables: errors, fields, files, metrics and variables."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Draw the map of the code, and list the pages for language models (`llms.txt`)."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

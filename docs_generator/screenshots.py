@@ -5,8 +5,6 @@
 and the older one in dark. Both need Chromium.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -28,7 +26,7 @@ from lachesis.runs.store import RunStore
 from lachesis.tiny_model.build import READY_MADE
 from lachesis.web.app import create_app
 from tests.e2e.prefect_pages import CHROMIUM, FLAGS, UI, PrefectPages
-from tests.web.browser import serve
+from tests.harness.browser import serve
 from tests.web.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 
 IMAGES = DOCS / "images"

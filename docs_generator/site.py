@@ -1,7 +1,5 @@
 """Say where the pages are, and in which order the site has them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Record the beginning and the end of an attempt of a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

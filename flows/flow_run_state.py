@@ -4,8 +4,6 @@ Prefect logs a traceback of every failed or cancelled state that a flow returns.
 set first, and the flow then ends by the exception that leaves a state as it is.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Define the flow `test`: does an environment work, and can a model learn from it?"""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Define the flow `monitor`: one tick over all living runs, on a schedule."""
 
-from __future__ import annotations
-
 import logging
 import os
 from datetime import UTC, datetime, timedelta

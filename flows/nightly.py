@@ -1,7 +1,5 @@
 """Define the flow `nightly`, which submits tests of environments on an optional schedule."""
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """Define the flow `train`: one flow run is one attempt of a training run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

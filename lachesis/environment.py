@@ -13,8 +13,6 @@
 The names are imported on first use, because importing Atropos takes seconds.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

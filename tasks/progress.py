@@ -1,7 +1,5 @@
 """Show on Prefect's pages how a run proceeds: progress, verdict, link, and log lines of steps."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -4,8 +4,6 @@ Prefect marks a task as failed whenever it raises, and logs a traceback. A stop 
 asked for is no failure, and the reason of a failure is one sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -2,30 +2,28 @@
 engine that serves it.
 """
 
-from __future__ import annotations
-
-import contextlib
 import gc
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lachesis.base.http_client import get_tls_context
-from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
-from tests.patience import deadline
-from tests.prefect_server import empty_database  # noqa: F401
-from tests.served import endpoint, new_home, schemas, share_schemas, tiny_model  # noqa: F401
+from tests.harness.command_line import answer, shown  # noqa: F401
+from tests.harness.home import (  # noqa: F401
+    endpoint,
+    new_home,
+    schemas,
+    share_schemas,
+    shared_folder,
+    store,
+    tiny_model,
+)
+from tests.harness.prefect_server import empty_database  # noqa: F401
+from tests.harness.processes import api, engine, start_engine  # noqa: F401
 
 # what all tests import stays; looking through it for garbage takes half of the time
 gc.disable()
@@ -39,7 +37,6 @@ os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"
 # the developer's keys stay where they are
 os.environ["HERMES_HOME"] = "/nonexistent"
 os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.null.Keyring"
-TOKEN = "tml-test"
 SAME_WORKER = {
     "tests/e2e/test_monitoring.py": "tests/e2e/test_agents.py",
     "tests/e2e/test_mixture.py": "tests/e2e/test_lifecycle.py",
@@ -119,108 +116,3 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(
         build.ensure_tiny_model(build.TinyModelRecipe(steps=0), tmp_path_factory.mktemp("random"))
     )
-
-
-@dataclass
-class RunningEngine:
-    url: str
-    model: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    store: Path
-    token: str = TOKEN
-
-
-@pytest.fixture(scope="session")
-def start_engine(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., RunningEngine]]:
-    """A factory of real engines; what it has started is ended."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(model: str, store: Path | None = None, further: Sequence[str] = ()) -> RunningEngine:
-        folder = tmp_path_factory.mktemp("engine")
-        store = store or folder / "store"
-        port = reserve_free_ports(1)[0]
-        log = folder / "engine.log"
-        command = [
-            sys.executable,
-            "-m",
-            "lachesis.engine",
-            "--model",
-            model,
-            "--port",
-            str(port),
-            "--store",
-            str(store),
-        ]
-        command += [part for name in further for part in ("--model", name)]
-        with log.open("wb") as stream:
-            env = {**os.environ, "LACHESIS_ENGINE_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}
-            process = subprocess.Popen(
-                command, stdout=stream, stderr=stream, env=env, start_new_session=True
-            )
-        started.append(process)
-        url = f"http://127.0.0.1:{port}"
-        wait_http(f"{url}/api/v1/healthz", process, headers={"X-API-Key": TOKEN})
-        return RunningEngine(url, model, process, log, store)
-
-    yield start
-    for process in started:
-        end(process)
-
-
-@pytest.fixture(scope="session")
-def engine(start_engine: Callable[..., RunningEngine], random_model: str) -> RunningEngine:
-    """One engine for all tests that do not restart it."""
-    return start_engine(random_model)
-
-
-def wait_http(
-    url: str, process: subprocess.Popen[bytes], timeout_s: float = 60, **options: object
-) -> None:
-    until = deadline(timeout_s)
-    while time.monotonic() < until:
-        assert process.poll() is None, f"the process has ended with {process.returncode}"
-        try:
-            if (
-                httpx.get(url, trust_env=False, verify=get_tls_context(), **options).status_code
-                == 200
-            ):  # type: ignore[arg-type]
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError(f"{url} is not ready after {timeout_s} s")
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
-    """A real Atropos API; its address."""
-    with api_process(tmp_path) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def api_process(
-    folder: Path, *flags: str, port: int | None = None
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    port = port or reserve_free_ports(1)[0]
-    with (folder / "api.log").open("ab") as stream:
-        command = [sys.executable, "-m", "lachesis.rollout_api.routes", "--port", str(port), *flags]
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
-    try:
-        wait_http(f"http://127.0.0.1:{port}/", process)
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        end(process)

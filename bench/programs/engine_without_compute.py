@@ -6,8 +6,6 @@ speed of any server. The options are those of `python -m lachesis.engine`:
     python bench/programs/engine_without_compute.py --model FOLDER --port N --store DIR
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Generator
 from typing import Any

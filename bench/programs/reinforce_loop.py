@@ -10,8 +10,6 @@ seconds since the start of the first batch as JSON. With a number of steps as th
 makes so many, whatever the reward, and the seconds are those since the end of the first step.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -11,8 +11,6 @@ and 32 new tokens. Training is a forward and backward pass and an update on 32 s
 128 tokens. Nothing here imports Lachesis.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

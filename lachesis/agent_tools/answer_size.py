@@ -4,8 +4,6 @@ Of long texts and lists the head and the tail stay; `shortened` names the places
 in another call have a cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

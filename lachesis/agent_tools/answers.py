@@ -4,8 +4,6 @@ The keys are the contract with agents; docs/reference/tools.md lists them. What 
 out of an answer, and null says that there is no value.
 """
 
-from __future__ import annotations
-
 from lachesis.base.json_text import Json
 
 # The keys of each answer; `?` marks those that may be left out.

@@ -3,8 +3,6 @@
 The draft is a `LaunchSpec`: what would be started now.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from lachesis.agent_tools.answers import drop_empty

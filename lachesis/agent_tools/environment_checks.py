@@ -5,8 +5,6 @@ Beside it is whatever `lachesis.environment_check.check` writes. Each call waits
 a limited time.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -1,7 +1,5 @@
 """Report what a run needs and lacks here, and whether the tools can be offered."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Hermes loads this module through the entry point group `hermes_agent.plugins` an
 `register(ctx)`. The tools form the toolset `rl`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ header X-Lachesis-Session names a session; clients without it share one. The lim
 is left to the client here, so the service does not apply its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Run the inference test of an agent's draft, waiting for its result as long as a call may take."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Start, resume and stop runs for an agent, with previews and the confirmation of a preview."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

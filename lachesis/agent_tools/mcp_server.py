@@ -1,7 +1,5 @@
 """Serve the tools as an MCP server, over stdio or streamable HTTP."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Report on runs to an agent: status with its limit, results, lists, and rollouts."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, Literal
 

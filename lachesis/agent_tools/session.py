@@ -6,8 +6,6 @@ an agent that is killed and comes back under its name continues where it was. Th
     sessions/{name}.json
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Define the arguments that several tools share or that take many lines."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -4,8 +4,6 @@ A tool is a function whose signature defines the JSON schema of its arguments, a
 JSON object.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

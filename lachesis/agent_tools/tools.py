@@ -5,8 +5,6 @@ function returns its answer as JSON text and never raises: `await rl_list_runs()
 use `AgentTool.run_safely`, which returns the answer as JSON and says whether it is an error.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Annotated, Any

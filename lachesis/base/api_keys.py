@@ -5,8 +5,6 @@ then in the keyring, where `keyring set lachesis TINKER_API_KEY` stores it. Only
 `STORED_NAMES` are looked for outside of the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Check numbers of the command line, as types of `argparse`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

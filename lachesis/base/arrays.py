@@ -1,7 +1,5 @@
 """Name the type of arrays; what needs none does not load numpy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

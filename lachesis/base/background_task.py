@@ -1,7 +1,5 @@
 """Keep a background task running that nobody waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Compute confidence intervals for shares of items, and for their differences."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

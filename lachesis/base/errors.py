@@ -45,8 +45,6 @@ Errors that no program would tell apart have the same code.
 A message says what happened, the value, what is allowed, and the next step.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -2,8 +2,6 @@
 words.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -4,8 +4,6 @@ Rewards and shares have three digits, large numbers commas, and a negative numbe
 sign. What is missing is a dash.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -9,8 +9,6 @@ That takes 17 ms of processor time, more than the rest of a request, and service
 times a second while a run starts.
 """
 
-from __future__ import annotations
-
 import functools
 import ssl
 from typing import Any

@@ -1,7 +1,5 @@
 """Read and write JSON: compact texts, files with a record on each line, and typed answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

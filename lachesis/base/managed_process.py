@@ -8,8 +8,6 @@ A process id alone proves nothing: the system gives the id of an ended process t
 is kept on disk is therefore a `ProcessIdentity`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

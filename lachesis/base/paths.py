@@ -1,7 +1,5 @@
 """Locate the home folder with runs and models, and the project with flows and environments."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

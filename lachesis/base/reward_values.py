@@ -1,7 +1,5 @@
 """Say which values can be a reward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Sums and squares of larger numbers soon become infinite.

@@ -1,7 +1,5 @@
 """Choose which environment variables a child process gets, and remove secrets from texts."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import logging

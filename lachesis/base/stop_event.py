@@ -1,7 +1,5 @@
 """Stop waiting for a work when an event is set."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Read and compare points in time, stored as ISO 8601 texts with a time zone."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Export a run's weights as a PEFT adapter, and merged with the base model, and verify them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@ A manifest is written after all files that it names, with a hash of each, so tha
 a manifest and unchanged files is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ It continues with the checkpoint's weights and Adam's moments, at step 0, with a
 that fits the adapter.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError

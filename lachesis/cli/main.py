@@ -6,8 +6,6 @@ Exit codes: 0 done, 1 an error (its code and reason on stderr; with --json as JS
 wrong arguments, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Print for a terminal: sentences, tables, bars, sparklines, and answers as text or JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

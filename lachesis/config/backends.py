@@ -4,8 +4,6 @@
 that runs already. A bridge of this project stands between the trainer and such an engine.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ occurs in several sections means the field that can be edited, `env` before `tin
 environment's own fields come from its configuration class.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Read the settings of this installation from environment variables."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -4,8 +4,6 @@ The owner of this installation, who uses the command line, launch files and Pref
 change a field that is locked for agents only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Complete `env.mixture`, the further environments of a run, before the run starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

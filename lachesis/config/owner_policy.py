@@ -15,8 +15,6 @@ What is left out is not restricted, apart from the locks of the profile. The own
 the command line, launch files or Prefect's pages; agents use the tools, by MCP, HTTP or Hermes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path

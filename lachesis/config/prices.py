@@ -3,8 +3,6 @@
 An operator's own `$LACHESIS_HOME/prices.yaml` takes precedence.
 """
 
-from __future__ import annotations
-
 import contextlib
 from datetime import date
 from pathlib import Path

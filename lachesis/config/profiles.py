@@ -5,8 +5,6 @@ tinker     the Tinker cloud
 custom     any other server that speaks the Tinker protocol
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec

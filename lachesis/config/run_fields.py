@@ -1,7 +1,5 @@
 """Define the fields of a run's configuration; `locked_fields` says which are locked and why."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator

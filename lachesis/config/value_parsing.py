@@ -4,8 +4,6 @@ Text from the command line and text from an agent follow the same rule: the sche
 text means. A string field keeps its text unchanged. The result still has to be validated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Write YAML that every reader understands the same way, and read it fast."""
 
-from __future__ import annotations
-
 import re
 
 import yaml

@@ -1,7 +1,5 @@
 """Train one adapter: hold its parameters, gradients and Adam optimizer."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Generator, Mapping

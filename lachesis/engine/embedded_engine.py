@@ -4,8 +4,6 @@ Methods that run on the model thread return the JSON or protobuf result of a req
 long is a generator, which lets other work run in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import Callable, Generator, Sequence

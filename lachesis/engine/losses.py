@@ -19,8 +19,6 @@ weight) 0.
                           Richemond et al. 2024, arXiv:2405.19107, eq. 4
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

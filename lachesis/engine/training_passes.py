@@ -1,7 +1,5 @@
 """Check the sequences of a training request, and group them into passes through the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 The code is the file and the modules of its folder, package or repository that it imports.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Whatever an environment does while it is imported (crash, hang, print) happens in the child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

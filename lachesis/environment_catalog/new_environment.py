@@ -2,8 +2,6 @@
 change.
 """
 
-from __future__ import annotations
-
 import keyword
 import re
 from pathlib import Path

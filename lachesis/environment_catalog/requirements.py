@@ -10,8 +10,6 @@ The virtual environment also sees the packages of the one that Lachesis runs in.
 need are installed once, and other versions that the file needs affect nobody else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import platform

@@ -4,8 +4,6 @@ A class counts when it inherits from Atropos' `BaseEnv`, directly or through oth
 scanned. The search path consists of files and of folders, which are searched with their subfolders.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools

@@ -11,8 +11,6 @@ It needs no Prefect server. The checks are:
     truncation     the token limit does not truncate the answers
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

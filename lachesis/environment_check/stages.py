@@ -1,7 +1,5 @@
 """Try an environment before training: run the stages without a model, and serve a base model."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

@@ -5,8 +5,6 @@ PyTorch. Most environments use neither PyTorch nor W&B themselves, and importing
 as everything else together. Users wait for it at each validation, test and start.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

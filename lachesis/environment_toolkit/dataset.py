@@ -1,7 +1,5 @@
 """Read items, hold some of them out, and give the others in an order that a resumed run repeats."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -6,8 +6,6 @@ one kind, whatever their messages say. Reasons without such a place, as environm
 one kind when they differ only in numbers, quoted text and paths.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import sysconfig

@@ -6,8 +6,6 @@ the policy did cause, such as a program that runs forever or an answer that cann
 zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ time and output; `lachesis.environment_toolkit.sandbox_child` describes how. It 
 newer on x86_64 or aarch64, and no privileges; elsewhere nothing is run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Call a scoring function that may raise or hang, under a time limit that pauses."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -17,8 +17,6 @@ Splits, samples, groups and evaluations are made here.
         Reverse.cli()
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -5,8 +5,6 @@ The format is that of Hermes and Qwen models:
     <tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

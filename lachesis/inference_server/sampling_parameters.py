@@ -5,8 +5,6 @@ that turns it off, which many clients send. Names are those of OpenAI, vLLM and 
 means that a parameter is not set.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Count the requests to the inference server, and remember which weights each answer came from."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import OrderedDict

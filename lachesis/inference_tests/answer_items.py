@@ -2,8 +2,6 @@
 `process` command.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

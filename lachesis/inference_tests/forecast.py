@@ -14,8 +14,6 @@ time of a step. With a KL penalty every rollout is trained on, and the base mode
 more. Kept checkpoints are paid for by the month, beside the run.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

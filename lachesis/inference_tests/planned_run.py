@@ -1,7 +1,5 @@
 """Find how fast an earlier run of the same kind was."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

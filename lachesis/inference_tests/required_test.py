@@ -1,7 +1,5 @@
 """Require a recent successful validation of an environment with its current code and fields."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Compute the result of an inference test from what its environment has written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.base.json_text import Json

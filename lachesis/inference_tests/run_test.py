@@ -4,8 +4,6 @@ Its stages are import, config, dataset and model-free check; then for all models
 inference and scoring. The caller may show each as a step of its own.
 """
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

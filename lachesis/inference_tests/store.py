@@ -7,8 +7,6 @@ A score above 0 is correct. A step is one group; it succeeds with at least one c
 Accuracies have three digits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

@@ -9,8 +9,6 @@ A group whose rewards are all equal has no advantage, and so no gradient (Shao e
 arXiv:2402.03300, eq. 3).
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

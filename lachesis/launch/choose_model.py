@@ -6,8 +6,6 @@ answers: for `arithmetic` the one that knows sums, for another environment the n
 model build --for ENVIRONMENT` has made.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Create the record, configuration and provenance of a run or test from its resolved launch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.base.errors import LachesisError

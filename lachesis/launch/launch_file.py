@@ -5,8 +5,6 @@ config` writes one, `lachesis train RUN.yaml` starts what it describes. A field 
 default is the same as one that is left out.
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any

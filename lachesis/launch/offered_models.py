@@ -5,8 +5,6 @@ table, as no server tells them. What thinking is, and the recommended settings, 
 model's own files: those on this machine, or for one model those on the Hub.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.base import paths

@@ -1,7 +1,5 @@
 """Preview a launch: the record with the forecast, the services, and missing requirements."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lachesis.config.launch_spec import LaunchSpec

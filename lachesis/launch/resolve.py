@@ -5,8 +5,6 @@ that an environment is imported once and its configuration is made once. Nothing
 which keys `lachesis serve` has is passed in, as names with the value "set", or None without one.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Continue a run that has ended, as a new attempt from its newest checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Templates are programs in Jinja, and models differ in the word that their templa
 words here are those of the model families that Tinker offers (read in their published templates).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Nothing here loads a model. A launch is checked before it is submitted, so that 
 costs a second instead of a minute of retries in the log of an engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

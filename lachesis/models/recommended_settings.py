@@ -1,7 +1,5 @@
 """Recommend the rank and the learning rate of a model, and compute the size of its adapter."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 from lachesis.base.json_text import Json

@@ -1,7 +1,5 @@
 """Shorten the imports of PyTorch, transformers and PEFT, for which programs wait."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import sys

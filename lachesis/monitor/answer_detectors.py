@@ -2,8 +2,6 @@
 length.
 """
 
-from __future__ import annotations
-
 import statistics
 
 from lachesis.monitor.reward_detectors import SOLVED_REWARD

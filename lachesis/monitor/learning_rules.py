@@ -7,8 +7,6 @@ judged), which make no statement; `not learning` and `suspect`, which ask a pers
 `stop`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from lachesis.monitor.answer_detectors import (

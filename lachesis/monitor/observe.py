@@ -1,7 +1,5 @@
 """Observe all living runs at once: their processes, their services' answers, and their files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

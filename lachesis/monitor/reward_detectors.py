@@ -2,8 +2,6 @@
 results.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

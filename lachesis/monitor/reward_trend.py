@@ -8,8 +8,6 @@ uncertainty is estimated from the differences between blocks (Law 2015, Simulati
 Analysis, section 9.5.3).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

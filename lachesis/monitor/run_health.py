@@ -5,8 +5,6 @@ its end first: its flow, the monitor, or a command that shows the run while neit
 server is running.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

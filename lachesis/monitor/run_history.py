@@ -4,8 +4,6 @@
 only checkpoints that exist and sets only fields that the run's profile allows.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ that does not answer. A run that waits for an evaluation after its last step has
 trainer limits that wait itself.
 """
 
-from __future__ import annotations
-
 import statistics
 from datetime import UTC, datetime
 

@@ -5,8 +5,6 @@ The process keeps no state between ticks. What a tick must know of the previous 
 `monitor.json`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """Keep the monitor's memory between two ticks in the run's `monitor.json`."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

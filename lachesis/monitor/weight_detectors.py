@@ -1,7 +1,5 @@
 """Detect updates that do not reach the weights, or that damage them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """List and check environments, for all surfaces."""
 
-from __future__ import annotations
-
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.environment_check.check import run_environment_checks
 from lachesis.environment_check.stages import StageChild

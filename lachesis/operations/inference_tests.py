@@ -1,7 +1,5 @@
 """Check, start and look at inference tests, for all surfaces."""
 
-from __future__ import annotations
-
 from lachesis.base.errors import LachesisError
 from lachesis.config.launch_spec import TestSpec
 from lachesis.environment_catalog.lookup import SCHEMA_TIMEOUT_S

@@ -4,8 +4,6 @@ Each function takes the runs of the home that it is about, and raises only Lache
 that a user can cause.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """List the runs of a home, for all surfaces."""
 
-from __future__ import annotations
-
 import logging
 
 from lachesis.base.errors import LachesisError

@@ -1,7 +1,5 @@
 """Look at runs, stop, resume, edit and remove them, for all surfaces."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

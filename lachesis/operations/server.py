@@ -1,7 +1,5 @@
 """Find, start and end the Prefect server, the runner and their leftovers, for all surfaces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar

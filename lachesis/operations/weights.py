@@ -1,7 +1,5 @@
 """Export, push and serve the weights of a run, for all surfaces."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Prefect's own client is not used: importing it takes two seconds, and during an 
 it blocks for minutes, in which a flow could not watch its services.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Find, configure and start the Prefect server and the runner of a home."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

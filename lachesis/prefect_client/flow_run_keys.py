@@ -5,8 +5,6 @@ known. A flow run that was started in Prefect has no such key; the id of its run
 own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

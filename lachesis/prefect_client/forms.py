@@ -4,8 +4,6 @@ A form differs from the signature of its flow: a parameter that may be left out 
 field, what exists on this machine is a list to choose from, and unknown names are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

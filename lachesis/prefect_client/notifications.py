@@ -5,8 +5,6 @@ and changed on its page "Automations". The body of a call is JSON with `event`, 
 `page`.
 """
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urlsplit
 

@@ -5,8 +5,6 @@ key makes the server answer with the flow run that it has already, so whoever lo
 command, a tool, and the runner of `lachesis serve`. Only a refusal takes it back.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Update the records of runs and tests with the states of their flow runs in Prefect."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

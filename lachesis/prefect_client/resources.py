@@ -1,7 +1,5 @@
 """Ask a Prefect server about deployments, flow runs, artifacts, events and automations."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Continue an ended run: make its next attempt, and submit that to Prefect."""
 
-from __future__ import annotations
-
 from lachesis.base.errors import LachesisError
 from lachesis.config.run_config import RunConfig
 from lachesis.launch.resume import begin_next_attempt, undo_attempt

@@ -5,8 +5,6 @@ Prefect, by a schedule or by an automation has its run made here, with the same 
 begins, or before, when it waits while this host trains as many runs as it may.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

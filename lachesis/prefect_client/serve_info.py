@@ -5,8 +5,6 @@ process ids and its port may then belong to others. So what it says counts only 
 the server that it names is alive, and each answer of that server carries a proof of its home.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Ask a run to save a checkpoint and end, through Prefect or by a file where the server is away."""
 
-from __future__ import annotations
-
 import contextlib
 
 from lachesis.base.errors import ServerDownError

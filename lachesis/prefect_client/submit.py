@@ -1,7 +1,5 @@
 """Submit, cancel and find runs and tests as Prefect flow runs."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A metric that is the same in every step is a word below the curves, and one that
 have is not there at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

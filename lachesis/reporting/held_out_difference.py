@@ -1,7 +1,5 @@
 """Say by how much one held-out result differs from another, and whether the items show it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A test says of each model how often it was right, whether its rewards differ ins
 a run would take; its verdict is that of the best model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -2,8 +2,6 @@
 load them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.base.formatting import format_reward

@@ -4,8 +4,6 @@ Each step that is offered works: no resume that a used-up budget refuses, and th
 that can tell something.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ a look at each file's time and size. Nothing is written, except what any command
 writes: the end and the judgement of a run that ended unseen.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The word is that of the run's record; nothing here judges. A sentence says no mo
 intervals allow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

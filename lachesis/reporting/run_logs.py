@@ -1,7 +1,5 @@
 """Return the last lines of a service's log, or its lines that contain a search text."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Define the answers about a run, its status and its results, and lay a `RunView` out as them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 

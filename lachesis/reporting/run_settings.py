@@ -1,7 +1,5 @@
 """List the settings of a run: value, default, meaning, and who set it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Only the first and the last lines of the metrics of a run are parsed for its summary.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 it is first asked for, so that a surface pays for what it shows.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Choose the sign of a verdict: a word with a shape and a colour."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lachesis.runs.record import RunRecord

@@ -6,8 +6,6 @@ meanwhile. Here each call into C reads one rollout, so that other threads run in
 list of numbers becomes an array at once.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

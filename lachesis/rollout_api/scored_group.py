@@ -4,8 +4,6 @@ The rollout API refuses a group with a fault; the trainer checks again and leave
 of its batch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ Waldspurger and Weihl 1995, MIT/LCS/TM-528). A batch waits for the slowest envir
 `/status-env` tells the others that their share is full.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ with several NumPy calls per rollout would take a good part of it. Here all toke
 are one array.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ docs/reference/ends.md shows the table. `lachesis.runs.ending` writes a cause in
 record; everything else asks for the cause and compares no text.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal

@@ -4,8 +4,6 @@ The flow of a run writes its end, and where that is gone, whoever finds it dead:
 command, a tool. The first one counts, and a run ends once in each attempt.
 """
 
-from __future__ import annotations
-
 import contextlib
 from datetime import datetime
 from typing import Any

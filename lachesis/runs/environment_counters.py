@@ -1,7 +1,5 @@
 """Read the counts of environment processes, and the line at which a blocked process stands."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

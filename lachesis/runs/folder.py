@@ -1,7 +1,5 @@
 """Locate the files of a run, and hold the lock that says whether the run is alive."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

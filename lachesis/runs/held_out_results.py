@@ -1,7 +1,5 @@
 """Read the results of a run on held-out items: its curve, its intervals, and failed evaluations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ The monotonic clock starts again at each boot, so its value means nothing withou
 belongs to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -3,8 +3,6 @@
 `metrics.jsonl` of a run has these by name; a name with a part in capitals stands for many.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

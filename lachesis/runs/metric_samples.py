@@ -4,8 +4,6 @@ A list of runs shows a sparkline for each of them. Parsing thousands of lines wi
 numbers each would take most of a second, so a few places of a long file are read.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

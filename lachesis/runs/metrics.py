@@ -1,7 +1,5 @@
 """Store the metrics of a run: one JSON line per step in `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Change the name, note and tags of a run, and find a run by its id or name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

@@ -4,8 +4,6 @@
 later what a result came from, when the environment's file has changed and packages were updated.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

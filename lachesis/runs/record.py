@@ -1,7 +1,5 @@
 """Define the record of a run: the request, its state, and its services."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Remove ended runs with all their files."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

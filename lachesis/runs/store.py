@@ -3,8 +3,6 @@
 runs/{run_id}/run.json  config.yaml  metrics.jsonl  checkpoints/  logs/  engine/  evaluation/
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

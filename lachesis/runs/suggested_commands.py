@@ -4,8 +4,6 @@ An environment is given by its name where that is found, else by its file, so th
 in any folder.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

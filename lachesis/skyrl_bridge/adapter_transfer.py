@@ -1,7 +1,5 @@
 """Save and load adapters of the engine behind the bridge, as folders and as tar files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -5,8 +5,6 @@ checkpoint is a folder of the run, as those of the embedded engine, so a later b
 started engine finds everything again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ It speaks the Tinker protocol as the SDK 0.25 does: a request is answered with a
 its result is fetched by long polling.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import threading

@@ -3,8 +3,6 @@
 The messages are those of `lachesis.tinker_server.protobuf_messages`, read from the client's side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

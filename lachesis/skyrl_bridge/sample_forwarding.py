@@ -1,7 +1,5 @@
 """Run the operations of the bridge in their order on a thread, and its samples side by side."""
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import itertools
@@ -58,7 +56,7 @@ class BridgedSampler:
     model_path: str | None
     last_used: float
     num_in_flight: int = 0
-    sequence_ids: itertools.count[int] = field(default_factory=itertools.count)
+    sequence_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
     def model_name(self) -> str:

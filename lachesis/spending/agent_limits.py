@@ -4,8 +4,6 @@ Every launch, test and resume by an agent passes here. A run by an agent that ma
 the limit `limits.max_cost_usd` that the policy leaves to it, so that it stops by itself.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

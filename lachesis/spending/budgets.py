@@ -1,7 +1,5 @@
 """Compute what a run has used of its budgets, and whether it may continue."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ parameter `confirmed`. A limit of the money that was stated for the run, `limits
 counts as a yes everywhere.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ and one when it is known what that has spent. Lines are added under one lock. Ru
 have a line too, so that it is known of each run that was removed that there was one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

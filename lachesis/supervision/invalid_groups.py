@@ -4,8 +4,6 @@ The counts are those that the environment's process writes about itself; see
 `lachesis.environment_process.rollout_counters`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ sessions      at a Tinker server whose trainer could not end them; they end ther
               heartbeat
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ Children inherit it, and no other process has it. A process id is not enough, be
 reuses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import secrets

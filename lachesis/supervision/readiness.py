@@ -1,7 +1,5 @@
 """Wait until a service is ready or has ended, and ask trainer and rollout API how they are."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

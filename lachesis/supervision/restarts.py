@@ -5,8 +5,6 @@ The reason for the end of an attempt is in the run's record; `lachesis resume`, 
 `limits.on_crash=resume`, continues from the newest complete checkpoint.
 """
 
-from __future__ import annotations
-
 import collections
 import logging
 import time

@@ -3,8 +3,6 @@
 They end even if this process is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import json

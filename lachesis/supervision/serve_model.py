@@ -3,8 +3,6 @@
 The tiny model is built in a child too, when it is first needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

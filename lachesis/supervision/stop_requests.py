@@ -5,8 +5,6 @@ Whoever starts the supervision says how the world outside is asked: `ask_stop` r
 asked for, and nothing is parsed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

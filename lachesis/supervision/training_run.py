@@ -5,8 +5,6 @@ Nothing here knows who watches. A supervisor passes `show_step`, which shows a s
 training is.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

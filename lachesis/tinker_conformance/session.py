@@ -1,7 +1,5 @@
 """Use a Tinker server as the trainer does, for probes of its answer to each request."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

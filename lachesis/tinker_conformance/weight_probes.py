@@ -4,8 +4,6 @@ A probe asks one question, such as whether a sampling client keeps its weights w
 published. Each compares numbers that must agree or must differ on Tinker itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -2,8 +2,6 @@
 routes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -3,8 +3,6 @@
 Every request is answered at once with an id, and the client fetches the result by long polling.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

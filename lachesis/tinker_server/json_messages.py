@@ -1,7 +1,5 @@
 """Define the JSON bodies of the Tinker protocol as the SDKs 0.27 to 0.38 send them."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, ValidationError

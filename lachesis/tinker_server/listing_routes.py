@@ -1,7 +1,5 @@
 """Let the `tinker` command list, describe, delete and download sessions, runs and checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -1,7 +1,5 @@
 """Describe the adapter that is requested, and the limits of a model as its files give them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import asdict, dataclass
 from typing import Any

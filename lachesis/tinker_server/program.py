@@ -1,7 +1,5 @@
 """Serve an engine over HTTP: the port, the token, and the limits of requests."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

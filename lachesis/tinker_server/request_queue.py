@@ -2,8 +2,6 @@
 fetched.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

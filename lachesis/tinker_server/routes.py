@@ -7,8 +7,6 @@ submission were refused, a number would be missing in the client's sequence of r
 repeats requests that get a 5xx status, so these are used for faults of the server only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

@@ -1,7 +1,5 @@
 """Describe a sampling request and its result, whichever engine serves it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Train the tiny model that comes with this package anew: `make tiny-model`."""
 
-from __future__ import annotations
-
 import shutil
 
 from lachesis.tiny_model import build

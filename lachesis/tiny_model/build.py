@@ -7,8 +7,6 @@ Hugging Face folder. Nothing is downloaded; the model of the default recipe come
 and `make tiny-model` trains it anew.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

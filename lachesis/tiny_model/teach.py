@@ -5,8 +5,6 @@ left to reinforcement learning; a model that is always wrong in the right format
 to learn.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Save a run's checkpoints, verify that training resumes from them, and delete old checkpoints."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import logging

@@ -9,8 +9,6 @@ kept. An environment that gives no sign of life, and an evaluation that reaches 
 given up.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Compute the metrics of an update and of the rollouts it was made with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

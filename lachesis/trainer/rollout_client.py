@@ -1,7 +1,5 @@
 """Call the Atropos API for the trainer: register, then fetch batches of scored groups."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

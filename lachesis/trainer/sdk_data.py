@@ -1,7 +1,5 @@
 """Convert batches into the data types of the Tinker SDK."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ its telemetry object, which is replaced here by one that sends nothing anywhere.
 written for version `TINKER_VERSION`; a test fails when another one is installed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator

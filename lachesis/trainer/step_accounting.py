@@ -1,7 +1,5 @@
 """Account for each step: seconds per phase, tokens, money, and unusable rollouts."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

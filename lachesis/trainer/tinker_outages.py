@@ -5,8 +5,6 @@ without money end the run at its last checkpoint, because waiting does not help;
 that the server has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -4,8 +4,6 @@ A tracker has a thread of its own, so that a slow start or a lost connection nev
 What it shows is a copy: `metrics.jsonl` has all metrics, also when a tracker has failed.
 """
 
-from __future__ import annotations
-
 import abc
 import logging
 import os

@@ -1,7 +1,5 @@
 """Hold the trainer's state for its health route and its inference server."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

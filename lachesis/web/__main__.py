@@ -1,7 +1,5 @@
 """Serve the pages of this home on loopback until SIGTERM, as `lachesis serve` starts it."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 

@@ -1,7 +1,5 @@
 """Put the pages together to one application: guard, sign-in, headers, routes and error pages."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import threading

@@ -1,7 +1,5 @@
 """Lay out the comparison of runs, and serve it as a page and as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

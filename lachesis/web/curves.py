@@ -1,7 +1,5 @@
 """Serve the points of curves as JSON for the pages, and all values as CSV."""
 
-from __future__ import annotations
-
 import math
 
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """Lay out the environments and their tests, and serve them as pages and as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 

@@ -3,8 +3,6 @@
 The pages allow no inline style, so everything that data decides is a path or a coordinate.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

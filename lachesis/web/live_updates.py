@@ -4,8 +4,6 @@ A page has the tag of the files that it shows, and sends the tag back. While no 
 answer is 304 and nothing is made; else it is the page, of which htmx replaces what differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Render pages from templates, and answer with pages, CSV and static files."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import hashlib

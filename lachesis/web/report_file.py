@@ -3,8 +3,6 @@
 The page allows exactly its own scripts, by their hashes, and nothing from elsewhere.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Sequence

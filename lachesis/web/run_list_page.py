@@ -4,8 +4,6 @@ What is the same in all shown rows is said once above the table; a value that di
 most rows is bold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Lay out the pages of one run: overview, metrics, settings and logs, and serve them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple

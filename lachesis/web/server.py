@@ -1,7 +1,5 @@
 """Run the page server of a home, and find the running server."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

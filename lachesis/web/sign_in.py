@@ -5,8 +5,6 @@ prints and which is valid for ten minutes, or by typing the token; it then keeps
 cookie are signed with the token and do not reveal it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import time

@@ -1,7 +1,5 @@
 """Verify exported weights by loading them here, or by the server that has trained them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

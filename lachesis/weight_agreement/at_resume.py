@@ -5,8 +5,6 @@ download sixteen gigabytes in order to compare an adapter. The server computes t
 of the checkpoint's texts once more, and those of the base model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lachesis.base.errors import CheckpointError

@@ -6,8 +6,6 @@ by several times as much on single tokens. A limit on the largest difference is 
 in float32 only; elsewhere the mean is compared.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

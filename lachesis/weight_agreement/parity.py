@@ -4,8 +4,6 @@ They are loaded with `transformers` and `peft`, and their log-probabilities of s
 compared with those that the training server computed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

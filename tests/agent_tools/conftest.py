@@ -2,8 +2,6 @@
 environment again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ from lachesis.agent_tools.answers import ANSWER_KEYS
 from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
-from lachesis.config import run_config as run_config
 from lachesis.prefect_client import submit
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import write_run
 
 
 @pytest.fixture
@@ -59,24 +56,9 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
     def make(**changes: Any) -> RunRecord:
         store = RunStore(home)
         run_id = store.new_id()
-        fields: Json = {
-            "run_id": run_id,
-            "environment": "arithmetic",
-            "environment_file": "arithmetic.py",
-            "profile": "embedded",
-            "base_model": "tiny",
-            "total_steps": 10,
-            "seed": 0,
-            "status": "running",
-            "wandb_project": "p",
-            "wandb_run_name": f"arithmetic-{run_id}",
-        }
-        record = make_record(**{**fields, **changes})
-        store.create(
-            record,
-            run_config.resolve_run_config("arithmetic", record.profile, {}, home=home).to_yaml(),
-        )
-        return record
+        known = {"environment": "arithmetic", "base_model": "tiny", "total_steps": 10}
+        fields = {**known, "status": "running", "wandb_run_name": f"arithmetic-{run_id}"}
+        return write_run(store, run_id=run_id, **{**fields, **changes})
 
     return make
 

@@ -1,7 +1,5 @@
 """No answer to an agent is above 40 kB, and what was left out is said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

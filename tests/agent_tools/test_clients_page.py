@@ -1,7 +1,5 @@
 """The examples of docs/how-to/agents.md work as they stand there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,20 +8,18 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import entry_points
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 import yaml
 
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.command_line import parse_command
-from tests.patience import deadline
+from tests.harness.command_line import parse_command
+from tests.harness.http_answers import Request, serve_answers
+from tests.harness.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "agents.md").read_text()
 SECTIONS = {
@@ -79,46 +75,34 @@ def is_listening(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-class Model(BaseHTTPRequestHandler):
+def answer_as_model(request: Request) -> Any:
     """Answer a chat first with a tool call and then with the tool's answer as text."""
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)  # type: ignore[attr-defined]
-        last = request["messages"][-1]
-        if last["role"] == "tool":
-            message: dict[str, Any] = {"role": "assistant", "content": last["content"]}
-        else:
-            function = {"name": "rl_select_environment", "arguments": '{"name": "arithmetic"}'}
-            call = {"id": "1", "type": "function", "function": function}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        answer = {"id": "a", "object": "chat.completion", "created": 0, "model": "m"}
-        body = json.dumps({**answer, "choices": [choice]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Write nothing."""
+    last = request.json()["messages"][-1]
+    if last["role"] == "tool":
+        message: dict[str, Any] = {"role": "assistant", "content": last["content"]}
+    else:
+        function = {"name": "rl_select_environment", "arguments": '{"name": "arithmetic"}'}
+        call = {"id": "1", "type": "function", "function": function}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    head = {"id": "a", "object": "chat.completion", "created": 0, "model": "m"}
+    return {**head, "choices": [choice]}
 
 
 def test_the_loop_of_plain_function_calling_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real client of OpenAI, at a server that speaks its protocol."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    server.requests = []  # type: ignore[attr-defined]
-    Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    requests: list[Any] = []
+
+    def answer(request: Request) -> Any:
+        requests.append(request.json())
+        return answer_as_model(request)
+
     names: dict[str, Any] = {}
-    try:
+    with serve_answers(answer) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
         exec(compile(block("Plain", "python"), "docs/how-to/agents.md", "exec"), names)
-    finally:
-        server.shutdown()
-        server.server_close()
-    first, second = server.requests  # type: ignore[attr-defined]
+    first, second = requests
     assert {tool["function"]["name"] for tool in first["tools"]} >= {"rl_start_training"}
     assert json.loads(second["messages"][-1]["content"])["environment"] == "arithmetic"
     names["client"].close()
@@ -134,11 +118,8 @@ def test_the_calls_of_the_http_service_are_answered(clean_environment: Path) -> 
         api = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     lines = [line.removeprefix("$ ") for line in block("The HTTP", "console", 1).splitlines()]
     script = "\necho; ".join(lines).replace("localhost:8080", f"127.0.0.1:{port}")
-    until = deadline(30)
     try:
-        while not is_listening(port):
-            assert time.monotonic() < until, (clean_environment / "api.log").read_text()
-            time.sleep(0.1)
+        wait_until(lambda: is_listening(port), 30, log=clean_environment / "api.log")
         done = subprocess.run(
             ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=True
         )

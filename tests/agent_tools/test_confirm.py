@@ -1,7 +1,5 @@
 """A yes belongs to what was shown: a changed draft or a used yes gives a new preview."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Files that somebody has damaged: each is named, skipped or made again, and never a fault."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """An agent has an environment checked, which takes longer than a call may."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

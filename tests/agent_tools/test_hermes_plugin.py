@@ -2,8 +2,6 @@
 schemas that are checked, handlers called with keywords of which a plugin knows nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from importlib.metadata import entry_points

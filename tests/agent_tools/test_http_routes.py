@@ -1,7 +1,5 @@
 """The HTTP service: each route by the contract, and whatever a fuzzer thinks of."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable, Iterator

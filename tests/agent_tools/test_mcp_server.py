@@ -1,7 +1,5 @@
 """The MCP server, by the SDK's own client in the same process; real processes are in tests/e2e."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable

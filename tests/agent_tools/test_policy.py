@@ -1,7 +1,5 @@
 """Check what the owner's policy.yaml allows agents, and that no tool gets past it."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,27 +1,21 @@
 """The tool and the route that return what the model answered in training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from starlette.testclient import TestClient
 
 from lachesis.agent_tools import http_routes
 from lachesis.base.json_text import Json, to_compact_json
-from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.runs.store import RunStore
-from tests.records import make_record
-from tests.rollout_rows import make_row
+from tests.harness.home import make_row, write_run
 
 Ask = Callable[..., Json]
 
 
-def test_rl_get_rollouts(ask: Ask) -> None:
-    store = RunStore()
-    store.create(make_record())
+def test_rl_get_rollouts(ask: Ask, store: RunStore) -> None:
     failed = make_row(2, 1, 1, 0.5, outcome="invalid", reason="the verifier failed")
     rows = [make_row(1, 0, 0, 1.0), make_row(2, 1, 0, 0.0, answer="x" * 3000), failed]
-    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
+    write_run(store, rollouts=rows)
     answer = ask("rl_get_rollouts", run_id="0123abcd")
     assert [row["score"] for row in answer["rollouts"]] == [0.0, 1.0]
     cut = answer["rollouts"][0]
@@ -39,11 +33,9 @@ def test_rl_get_rollouts(ask: Ask) -> None:
     assert "steps 1 to 2" in ask("rl_get_rollouts", run_id="0123abcd", step=9)["error"]
 
 
-def test_a_hundred_long_answers_come_in_pages(ask: Ask) -> None:
-    store = RunStore()
-    store.create(make_record())
+def test_a_hundred_long_answers_come_in_pages(ask: Ask, store: RunStore) -> None:
     rows = [make_row(1, 0, number, 0.0, answer=f"{number} {'ü' * 5000}") for number in range(100)]
-    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append(rows)
+    write_run(store, rollouts=rows)
     numbers: list[int] = []
     cursor: int | None = 0
     while cursor is not None:
@@ -54,10 +46,8 @@ def test_a_hundred_long_answers_come_in_pages(ask: Ask) -> None:
     assert numbers == list(range(100))
 
 
-def test_get_runs_id_rollouts() -> None:
-    store = RunStore()
-    store.create(make_record())
-    RolloutFolder(store.dir("0123abcd").rollouts, 10**9).append([make_row(1, 0, 0, 1.0)])
+def test_get_runs_id_rollouts(store: RunStore) -> None:
+    write_run(store, rollouts=[make_row(1, 0, 0, 1.0)])
     with TestClient(http_routes.create_app(), base_url="http://localhost:8080") as client:
         answer = client.get("/runs/0123abcd/rollouts", params={"order": "best", "limit": 1})
         assert answer.json()["rollouts"][0]["prompt"] == "0+1="

@@ -1,7 +1,5 @@
 """Starting a run: once, in its turn, and what is refused. Real starts are in tests/e2e."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is kept of an agent's session."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

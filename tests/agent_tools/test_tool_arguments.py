@@ -1,7 +1,5 @@
 """Every tool is an async function that returns JSON text and refuses bad arguments."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

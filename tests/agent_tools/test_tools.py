@@ -1,7 +1,5 @@
 """Each tool by the contract's table, without a server: keys, errors, and what lasts."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -16,7 +14,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.locked_values import LOCKED_VALUES
+from tests.harness.locked_values import LOCKED_VALUES
 
 Ask = Callable[..., Json]
 MakeRun = Callable[..., RunRecord]

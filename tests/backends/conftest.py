@@ -1,73 +1,25 @@
 """A served home in which runs train on SkyRL, alone or with a second host."""
 
-from __future__ import annotations
-
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lachesis.prefect_client.serve_info import server_file
-from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
-from lachesis.supervision.services.ports import reserve_free_ports
-from tests.patience import deadline
-from tests.served import ROOT, processes_under
+from tests.harness.served_home import ROOT, ServedHome
+from tests.harness.waiting import wait_until
 
 # Installed once for all test runs of this checkout; it takes some gigabytes.
 BACKENDS_HOME = ROOT / ".backends"
 HOSTS = ("lachesis-a", "lachesis-b")
 ADDRESSES = ("10.203.17.1", "10.203.17.2")
 RAY_PORT = 6379
-
-
-@dataclass
-class Place:
-    """A home with a launcher; on a host of its own every command is run there."""
-
-    home: Path
-    prefix: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-
-    def make_env(self) -> dict[str, str]:
-        own = {"LACHESIS_HOME": str(self.home), "LACHESIS_MONITOR_INTERVAL_S": "3600"}
-        return {**os.environ, **own, **self.env}
-
-    def run(self, *words: str, expect: int = 0) -> Any:
-        """Run `lachesis ... --json` and return its answer."""
-        command = [*self.prefix, sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=600, check=False, env=self.make_env()
-        )
-        assert done.returncode == expect, f"{done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout)
-
-    def load(self, run_id: str) -> RunRecord:
-        return RunStore(self.home).load(run_id)
-
-    def wait(
-        self, run_id: str, is_reached: Callable[[RunRecord], bool], timeout_s: float
-    ) -> RunRecord:
-        """Wait for something about a run; its end is the last chance."""
-        until = deadline(timeout_s)
-        while True:
-            record = self.load(run_id)
-            if is_reached(record):
-                return record
-            assert not record.has_ended, record.error
-            assert time.monotonic() < until, f"{record.status}, {record.phase}"
-            time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")
@@ -81,42 +33,14 @@ def skyrl() -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def serve(place: Place) -> Iterator[Place]:
-    """Serve a home, and check at the end that nothing is left of it."""
-    port = str(reserve_free_ports(1)[0])
-    command = [*place.prefix, sys.executable, "-m", "deployments.serve", "--port", port]
-    with (place.home / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=place.make_env(),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        until = deadline(120)
-        while not server_file(place.home).exists():
-            assert process.poll() is None, (place.home / "launcher.log").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        yield place
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(600)
-    left = processes_under(place.home)
-    assert left == {}, left
-
-
 @pytest.fixture
-def make_place(new_home: Callable[[], Path], skyrl: Path) -> Callable[..., Place]:
+def make_place(new_home: Callable[[], Path], skyrl: Path) -> Callable[..., ServedHome]:
     """A factory of homes that have the tiny model and SkyRL."""
 
-    def make(prefix: tuple[str, ...] = (), **env: str) -> Place:
+    def make(prefix: tuple[str, ...] = (), **env: str) -> ServedHome:
         home = new_home()
         (home / "backends").symlink_to(skyrl)
-        return Place(home, prefix, {"JAX_PLATFORMS": "cpu", **env})
+        return ServedHome(home, prefix, JAX_PLATFORMS="cpu", **env)
 
     return make
 
@@ -209,17 +133,17 @@ def start_ray(skyrl: Path, tmp_path: Path) -> Iterator[None]:
         for host, address, options in zip(HOSTS, ADDRESSES, places, strict=True):
             command = ["ip", "netns", "exec", host, ray, "start", "--block", "--num-cpus=1",
                        f"--node-ip-address={address}", *options]  # fmt: skip
-            with (tmp_path / f"{host}.log").open("wb") as log:
+            file = tmp_path / f"{host}.log"
+            with file.open("wb") as log:
                 processes.append(
                     subprocess.Popen(
                         command, env=env, stdout=log, stderr=log, start_new_session=True
                     )
                 )
-            until = deadline(60)
-            while b"Ray runtime started" not in (tmp_path / f"{host}.log").read_bytes():
-                assert processes[-1].poll() is None, (tmp_path / f"{host}.log").read_text()
-                assert time.monotonic() < until
-                time.sleep(0.2)
+            wait_until(
+                lambda file=file: "Ray runtime started" in file.read_text(),
+                60, process=processes[-1], log=file,
+            )  # fmt: skip
         yield
     finally:
         for process in reversed(processes):

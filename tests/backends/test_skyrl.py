@@ -1,12 +1,9 @@
 """Whole runs on SkyRL's JAX engine without a card, from PyPI's packages: `make backends`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,18 +11,14 @@ import pytest
 
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
 from tests.backends.conftest import (
     ADDRESSES,
     HOSTS,
     RAY_PORT,
-    Place,
     list_workers,
-    serve,
     start_ray,
 )
-from tests.patience import deadline
-from tests.served import processes_under
+from tests.harness.served_home import ServedHome
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(3000)]
 NUM_STEPS, STOPPED_AT = 100, 12
@@ -45,38 +38,38 @@ FIELDS = {
 START_S, TRAINING_S = 300, 900
 
 
-def start(place: Place, *more: str, **fields: object) -> RunRecord:
+def start(place: ServedHome, *more: str, **fields: object) -> RunRecord:
     options = [
         part
         for name, value in {**FIELDS, **fields}.items()
         for part in ("--set", f"{name}={value}")
     ]
-    answer = place.run(
+    answer = place.cli(
         "train", "arithmetic", "--profile", "custom", "--without-validation", *options, *more
     )
     return place.load(answer["run_id"])
 
 
-def read_rewards(place: Place, run_id: str) -> list[float]:
-    metrics = MetricsFile(RunStore(place.home).dir(run_id).metrics).read()
+def read_rewards(place: ServedHome, run_id: str) -> list[float]:
+    metrics = MetricsFile(place.store.dir(run_id).metrics).read()
     return [float(step["reward/mean"]) for step in metrics]
 
 
-def has_steps(place: Place, number: int) -> Callable[[RunRecord], bool]:
+def has_steps(place: ServedHome, number: int) -> Callable[[RunRecord], bool]:
     return lambda record: len(read_rewards(place, record.run_id)) >= number
 
 
-def check_whole_life(place: Place, tmp_path: Path, **fields: object) -> None:
+def check_whole_life(place: ServedHome, tmp_path: Path, **fields: object) -> None:
     """Train, stop, resume, train to the end, hand over the weights, and go on from them."""
     run = start(place, "--model", "tiny", **fields)
-    place.wait(run.run_id, lambda record: record.status == "running", START_S)
-    place.wait(run.run_id, has_steps(place, STOPPED_AT), TRAINING_S)
-    place.run("stop", run.run_id)
-    place.wait(run.run_id, lambda record: record.status == "stopped", 120)
+    place.wait_for_run(run.run_id, lambda record: record.status == "running", START_S)
+    place.wait_for_run(run.run_id, has_steps(place, STOPPED_AT), TRAINING_S)
+    place.cli("stop", run.run_id)
+    place.wait_for_run(run.run_id, lambda record: record.status == "stopped", 120)
     num_stopped = len(read_rewards(place, run.run_id))
     assert STOPPED_AT <= num_stopped < NUM_STEPS
-    place.run("resume", run.run_id)
-    record = place.wait(run.run_id, lambda record: record.status == "completed", TRAINING_S)
+    place.cli("resume", run.run_id)
+    record = place.wait_for_run(run.run_id, lambda record: record.status == "completed", TRAINING_S)
     assert record.attempt == 2
     rewards = read_rewards(place, run.run_id)
     assert len(rewards) == NUM_STEPS
@@ -84,24 +77,27 @@ def check_whole_life(place: Place, tmp_path: Path, **fields: object) -> None:
     print(f"reward {first:.3f} -> {last:.3f} in {NUM_STEPS} steps")
     assert first <= 0.35
     assert last >= 0.6
-    results = place.run("status", run.run_id)
+    results = place.cli("status", run.run_id)
     print(json.dumps(results.get("evaluation") or results.get("held_out"))[:300])
-    exported = place.run("export", run.run_id, "--to", str(tmp_path / "weights"))
+    exported = place.cli("export", run.run_id, "--to", str(tmp_path / "weights"))
     assert exported["verified"] is True
     assert exported["verified_by"] == "this machine"
     print("weights:", json.dumps(exported["parity"])[:200])
     later = start(place, "--from", f"{run.run_id}@last", **{**fields, "total_steps": 3})
-    place.wait(later.run_id, lambda record: record.status == "completed", TRAINING_S)
+    place.wait_for_run(later.run_id, lambda record: record.status == "completed", TRAINING_S)
     assert statistics.mean(read_rewards(place, later.run_id)) >= 0.45
 
 
-def test_a_run_on_one_process(make_place: Callable[..., Place], tmp_path: Path) -> None:
-    with serve(make_place()) as place:
+def test_a_run_on_one_process(make_place: Callable[..., ServedHome], tmp_path: Path) -> None:
+    place = make_place()
+    with place.served():
         check_whole_life(place, tmp_path)
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_a_run_on_two_hosts(make_place: Callable[..., Place], skyrl: Path, tmp_path: Path) -> None:
+def test_a_run_on_two_hosts(
+    make_place: Callable[..., ServedHome], skyrl: Path, tmp_path: Path
+) -> None:
     """Ray runs on both hosts; the engine of the run has a process on each."""
     settings = {
         "use_ray": True,
@@ -112,34 +108,32 @@ def test_a_run_on_two_hosts(make_place: Callable[..., Place], skyrl: Path, tmp_p
     on_first_host = ("ip", "netns", "exec", HOSTS[0])
     with start_ray(skyrl, tmp_path):
         place = make_place(on_first_host, RAY_ADDRESS=f"{ADDRESSES[0]}:{RAY_PORT}")
-        with serve(place):
+        with place.served():
             config = json.dumps(settings)
             run = start(place, "--model", "tiny", total_steps=3, backend_config=config)
-            place.wait(run.run_id, lambda record: record.status == "running", START_S)
+            place.wait_for_run(run.run_id, lambda record: record.status == "running", START_S)
             workers = [list_workers(host) for host in HOSTS]
             print("workers:", workers)
             assert all(workers)
-            place.wait(run.run_id, lambda record: record.status == "completed", TRAINING_S)
+            place.wait_for_run(run.run_id, lambda record: record.status == "completed", TRAINING_S)
             check_whole_life(place, tmp_path, backend_config=config)
 
 
-def test_ray_that_the_engine_has_started_is_ended(make_place: Callable[..., Place]) -> None:
+def test_ray_that_the_engine_has_started_is_ended(make_place: Callable[..., ServedHome]) -> None:
     """Its daemons outlive a server that is killed; the end of the run takes them along."""
-    with serve(make_place()) as place:
+    place = make_place()
+    with place.served():
         settings = {"use_ray": True, "num_processes": 1, "ray_actor_options": {"num_cpus": 1}}
         run = start(place, "--model", "tiny", backend_config=json.dumps(settings))
-        place.wait(run.run_id, lambda record: record.status == "running", START_S)
-        commands = processes_under(place.home).values()
+        place.wait_for_run(run.run_id, lambda record: record.status == "running", START_S)
+        commands = place.processes().values()
         daemons = [command for command in commands if "raylet" in command or "gcs" in command]
         print(len(daemons), "of Ray's daemons")
         assert daemons
         pid = place.load(run.run_id).services["backend"].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until = deadline(60)
-        while not place.load(run.run_id).has_ended:
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        place.wait_until_ended(run.run_id, 60)
         assert "backend was killed by signal 9" in (place.load(run.run_id).error or "")
-        left = processes_under(RunStore(place.home).dir(run.run_id).path)
+        left = place.processes(place.store.dir(run.run_id).path)
         assert left == {}, left

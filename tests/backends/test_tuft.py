@@ -4,10 +4,7 @@ It pins vLLM and PyTorch with CUDA, so it is installed without what it depends o
 what this mode needs.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +16,7 @@ from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tinker_conformance.session import open_backend_session
 from lachesis.tinker_conformance.weight_probes import PROBES, describe_verdict
 from tests.backends.conftest import BACKENDS_HOME
-from tests.conftest import TOKEN, end, wait_http
-from tests.skyrl_bridge.conftest import start_server
+from tests.harness.processes import TOKEN, run_program, run_tinker_server
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(1200)]
 FOLDER = BACKENDS_HOME / "tuft"
@@ -70,27 +66,13 @@ def bridge_url(tuft: Path, random_model: str, tmp_path: Path) -> Iterator[str]:
     config.write_text(json.dumps(settings))
     port = reserve_free_ports(1)[0]
     command = [str(tuft), "launch", "--host", "127.0.0.1", "--port", str(port)]
-    with (tmp_path / "tuft.log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "--config", str(config)],
-            env={**os.environ, "TUFT_CPU_TEST": "1"},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_http(f"{url}/api/v1/healthz", server, timeout_s=120)
-        options = ("--model", random_model, "--upstream", url, "--store", str(tmp_path / "store"))
-        bridge_url, bridge = start_server(
-            "lachesis.skyrl_bridge", tmp_path / "bridge.log", *options
-        )
-        try:
+    command += ["--config", str(config)]
+    url, log = f"http://127.0.0.1:{port}", tmp_path / "tuft.log"
+    ready = f"{url}/api/v1/healthz"
+    with run_program(command, log, ready, timeout_s=120, TUFT_CPU_TEST="1"):
+        words = ("lachesis.skyrl_bridge", tmp_path / "bridge.log", [random_model])
+        with run_tinker_server(*words, tmp_path / "store", "--upstream", url) as (_, bridge_url):
             yield bridge_url
-        finally:
-            end(bridge)
-    finally:
-        end(server)
 
 
 def test_every_operation_works_and_canned_answers_are_found_out(

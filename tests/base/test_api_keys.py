@@ -1,7 +1,5 @@
 """Where keys are looked for, in which order, and that none is shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from lachesis.base.secrets import redact
 from lachesis.config.profiles import check_endpoint, check_profile, list_missing_keys
 
 FILE_KEY, KEYRING_KEY = "tml-in-the-file", "tml-in-the-keyring"
-BACKEND = "tests.keyring_stand_in.FileKeyring"
+BACKEND = "tests.harness.keyring.FileKeyring"
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Numbers of the command line have sensible bounds, and a refusal names them."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.cli.main import main
-from tests.command_line import parse_command
+from tests.harness.command_line import parse_command
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A background task that ends is begun again, and the log says so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

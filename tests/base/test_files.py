@@ -1,7 +1,5 @@
 """Files and folders for their owner only, and there as a whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +13,8 @@ from lachesis.base.files import create_folder_atomically
 from lachesis.checkpoints import start_from_checkpoint
 from lachesis.runs.store import RunStore
 from tests.checkpoints.test_manifests import save
-from tests.checkpoints.test_start_from_checkpoint import RUN, make
+from tests.checkpoints.test_start_from_checkpoint import RUN
+from tests.harness.home import write_run
 
 
 def mode(path: Path) -> int:
@@ -27,7 +26,12 @@ def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     thread.
     """
     store = RunStore(tmp_path / "home")
-    save(start_from_checkpoint.Checkpoints(make(store, RUN).checkpoints), 4)
+    save(
+        start_from_checkpoint.Checkpoints(
+            store.dir(write_run(store, run_id=RUN).run_id).checkpoints
+        ),
+        4,
+    )
     origin = start_from_checkpoint.find_source(store, RUN)
     before = os.umask(0o022)
     try:

@@ -1,7 +1,5 @@
 """Numbers for people say no more and no less than is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.formatting import (

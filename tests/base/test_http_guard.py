@@ -1,7 +1,5 @@
 """What every HTTP server refuses before its application sees it."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 from typing import Any

@@ -1,7 +1,5 @@
 """Check that what is changed in uvicorn exists in the version that is installed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import re

@@ -1,7 +1,5 @@
 """A record is never cut, whatever character its text holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

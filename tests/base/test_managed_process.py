@@ -1,7 +1,5 @@
 """A process of ours is started, known again, restarted and ended, whatever it does."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -25,7 +23,7 @@ from lachesis.base.managed_process import (
 )
 from lachesis.environment_catalog import lookup
 from tests.environment_check.test_check import lachesis
-from tests.patience import deadline
+from tests.harness.waiting import wait_until
 
 BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 
@@ -75,13 +73,13 @@ def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> N
     )
     ended, _ = run(sleeps + "os.close(1)\nos.close(2)\ntime.sleep(600)", timeout_s=2)
     assert (ended.end_reason, ended.exit_code) == ("time", -9)
-    until = deadline(10)
-    while (
-        psutil.pid_exists(number := int(pid.read_text()))
-        and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    ):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    number = int(pid.read_text())
+    wait_until(
+        lambda: (
+            not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        ),
+        10,
+    )
 
 
 def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
@@ -131,9 +129,7 @@ def test_an_identity_is_that_of_one_process(tmp_path: Path) -> None:
     stranger.send_signal(signal.SIGKILL)
     assert process.is_running
     identity.send_signal(signal.SIGKILL)
-    until = deadline(10)
-    while identity.is_alive():  # As a zombie it is not.
-        assert time.monotonic() < until
+    wait_until(lambda: not identity.is_alive(), 10)  # As a zombie it is not.
     assert ProcessIdentity.read(process.pid) is None
     assert process.wait() == -9
 
@@ -201,13 +197,14 @@ def test_a_process_ends_with_its_children(tmp_path: Path, is_hung: bool) -> None
     process.wait_until_ready(lambda: process.log.read_text() == "up\nup\n", 30)
     process.end(0.5 if is_hung else 30.0)
     assert process.exit_code == (-9 if is_hung else -15)
-    until = deadline(10)
-    while any(
-        child.status() != psutil.STATUS_ZOMBIE
-        for child in psutil.process_iter()
-        if os.getpgid(child.pid) == process.pid
-    ):
-        assert time.monotonic() < until
+    wait_until(
+        lambda: all(
+            child.status() == psutil.STATUS_ZOMBIE
+            for child in psutil.process_iter()
+            if os.getpgid(child.pid) == process.pid
+        ),
+        10,
+    )
 
 
 def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:

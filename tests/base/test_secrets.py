@@ -1,7 +1,5 @@
 """What no text of a process shows of its secrets."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

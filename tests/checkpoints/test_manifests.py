@@ -1,7 +1,5 @@
 """Which checkpoint is resumed, and which are deleted."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run may begin from a checkpoint of another one, if that is whole and its adapter fits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,17 @@ from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.runs.store import RunStore
 from tests.checkpoints.test_manifests import save
-from tests.records import make_record
+from tests.harness.home import write_run
 
 CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {}, model="m")
 RUN = "0123abcd"
-
-
-def make(store: RunStore, run_id: str) -> Any:
-    record = make_record(
-        run_id=run_id, environment="e", environment_file="e.py", profile="embedded", base_model="m",
-        total_steps=9, seed=0,
-        wandb_project="p", wandb_run_name="n",
-    )  # fmt: skip
-    return store.create(record, CONFIG.to_yaml())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
     """One run with checkpoints of the steps 4 and 8."""
     store = RunStore(tmp_path)
-    folder = make(store, RUN)
+    folder = store.dir(write_run(store).run_id)
     for step in (4, 8):
         save(Checkpoints(folder.checkpoints), step)
     return store
@@ -42,7 +31,7 @@ def store(tmp_path: Path) -> RunStore:
 def test_the_fork_goes_on_from_a_copy_at_step_0(store: RunStore, named: str, step: int) -> None:
     origin = forks.find_source(store, named)
     assert origin.name == f"{RUN}@{step}"
-    fork = make(store, "4567abcd")
+    fork = store.dir(write_run(store, run_id="4567abcd").run_id)
     origin.copy_into(fork)
     checkpoints = Checkpoints(fork.checkpoints)
     first = checkpoints.find_resumable()
@@ -63,7 +52,7 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         RunStateError, match="no complete checkpoint '5'; allowed: best, last, 4, 8"
     ):
         forks.find_source(store, f"{RUN}@5")
-    make(store, "4567abcd")
+    write_run(store, run_id="4567abcd")
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):
         forks.find_source(store, "4567abcd")
     adapter = store.dir(RUN).engine / "r" / "weights" / "8" / "adapter_model.safetensors"

@@ -1,7 +1,5 @@
 """Questions to a model that cannot be asked are refused before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 RUN = "0123abcd"
 

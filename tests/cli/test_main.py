@@ -1,7 +1,5 @@
 """The command line answers mistakes with the nearest right word, and its help is there at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,7 @@
 """`lachesis metrics` gives each step once, whatever a crash or a late result left in the file."""
 
-from __future__ import annotations
-
 import csv
+import functools
 import io
 import json
 from collections.abc import Callable
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import write_run
 
 LINES = [
     {"step": 1, "time": 10.0, "reward/mean": 0.1},
@@ -26,21 +24,15 @@ LINES = [
 
 
 @pytest.fixture
-def run(clean_environment: Path) -> str:
-    record = make_record()
-    store = RunStore(clean_environment)
-    store.create(record)
+def run(store: RunStore) -> str:
+    record = write_run(store)
     store.dir(record.run_id).metrics.write_text("".join(json.dumps(one) + "\n" for one in LINES))
     return record.run_id
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run_command(*words: str) -> str:
-        assert main(["metrics", *words]) == 0
-        return capsys.readouterr().out
-
-    return run_command
+def printed(shown: Callable[..., str]) -> Callable[..., str]:
+    return functools.partial(shown, "metrics")
 
 
 def test_csv_has_each_step_once_and_in_order(run: str, printed: Callable[..., str]) -> None:

@@ -1,7 +1,5 @@
 """`lachesis model memory`, and `lachesis backend install` where it must refuse."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

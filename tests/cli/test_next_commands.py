@@ -1,7 +1,5 @@
 """What a command says to do next can be copied as it stands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from lachesis.cli.commands import inference_tests
 from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
 from lachesis.reporting.inference_test_view import InferenceTestView
-from tests.command_line import parse_command
+from tests.harness.command_line import parse_command
 
 TRAIN = "--require-validation --watch"
 

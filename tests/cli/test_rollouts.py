@@ -1,46 +1,33 @@
 """`lachesis rollouts` shows what the model answered and why it scored so."""
 
-from __future__ import annotations
-
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lachesis.cli.main import main
-from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.runs.store import RunStore
-from tests.records import make_record
-from tests.rollout_rows import make_row
+from tests.harness.home import make_record, make_row, write_run
 
 Printed = Callable[..., str]
 
 
 @pytest.fixture
-def run(clean_environment: Path) -> str:
+def run(store: RunStore) -> str:
     """A run of two steps with a wrong answer, an invalid one and a long one."""
-    record = make_record()
-    store = RunStore(clean_environment)
-    store.create(record)
     rows = [
         make_row(1, 0, 0, 1.0),
         make_row(1, 0, 1, 0.0, reason="the answer is 1", answer="7"),
         make_row(2, 1, 0, 1.0, answer="x" * 3000),
         {**make_row(2, 1, 1, 0.5, outcome="invalid", reason="the verifier failed"), "score": None},
     ]
-    RolloutFolder(store.dir(record.run_id).rollouts, 10**9).append(rows)
-    return record.run_id
+    return write_run(store, rollouts=rows).run_id
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
-    def run_command(*words: str, expect: int = 0) -> str:
-        assert main(["rollouts", *words]) == expect
-        captured = capsys.readouterr()
-        return captured.out + captured.err
-
-    return run_command
+def printed(shown: Printed) -> Printed:
+    return functools.partial(shown, "rollouts")
 
 
 def test_the_worst_answer_is_shown_with_its_item_and_the_reason(run: str, printed: Printed) -> None:
@@ -85,9 +72,9 @@ def test_a_long_text_is_cut_for_people_and_not_for_programs(run: str, printed: P
 
 
 def test_a_step_that_is_not_kept_is_refused(run: str, printed: Printed) -> None:
-    assert "kept are those of steps 1 to 2" in printed(run, "--step", "9", expect=1)
+    assert "kept are those of steps 1 to 2" in printed(run, "--step", "9", code=1)
     assert "allowed are a training step from 1 on, and `last`" in printed(
-        run, "--step", "x", expect=1
+        run, "--step", "x", code=1
     )
 
 

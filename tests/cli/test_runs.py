@@ -1,8 +1,5 @@
 """Runs as a person sees them: the list, a comparison, what is written on them, and removing."""
 
-from __future__ import annotations
-
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +10,12 @@ import pytest
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status, watch
 from lachesis.cli.main import main
-from lachesis.config.run_config import resolve_run_config
 from lachesis.operations.runs import ObservedRun
 from lachesis.reporting.run_view import RunView
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record, write_run
 
 SLOW, FAST, OTHER = "aaaa0001", "bbbb0002", "cccc0003"
 
@@ -27,13 +23,10 @@ SLOW, FAST, OTHER = "aaaa0001", "bbbb0002", "cccc0003"
 def make_run(
     store: RunStore, run_id: str, learning_rate: float, rewards: list[float], **changes: Any
 ) -> None:
-    """Create a run with a configuration and a line of metrics per reward."""
+    """Write a run that has ended, with a learning rate and a seed of its own."""
     edits = {"tinker": {"learning_rate": learning_rate, "seed": changes.get("seed", 0)}}
-    config = resolve_run_config("sums", "embedded", edits, model="m")
-    values = {"environment": "sums", "status": "completed", "total_steps": len(rewards) or 5}
-    run_dir = store.create(make_record(run_id=run_id, **{**values, **changes}), config.to_yaml())
-    for step, reward in enumerate(rewards, 1):
-        MetricsFile(run_dir.metrics).append(step, {"reward/mean": reward})
+    values = {"status": "completed", "total_steps": len(rewards) or 5}
+    write_run(store, rewards, run_id=run_id, edits=edits, **{**values, **changes})
 
 
 def add_held_out(store: RunStore, run_id: str, share: float, items: int) -> None:
@@ -52,16 +45,6 @@ def store(clean_environment: Path) -> RunStore:
     make_run(store, OTHER, 1e-3, [], environment="words", created_at="2026-01-03T00:00:00+00:00")
     store.update(OTHER, status="failed")
     return store
-
-
-@pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    def run_command(*words: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        assert main([*words, "--json"]) == code
-        return json.loads(capsys.readouterr().out)
-
-    return run_command
 
 
 def test_the_list_has_progress_rewards_and_what_differs(

@@ -1,7 +1,5 @@
 """What `lachesis stop` says is how the run has ended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from lachesis.cli.main import main
 from lachesis.prefect_client import stop
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Lines of a terminal are broken between words, and never inside a path or a command."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -4,8 +4,6 @@ data are ours: a tiny model lies in a cache of Hugging Face under the name of a 
 data sets are folders of the names that the programs ask for.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

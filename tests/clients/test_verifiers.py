@@ -2,8 +2,6 @@
 install` puts it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

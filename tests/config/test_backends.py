@@ -1,7 +1,5 @@
 """Which engines profile custom can train on, and what is refused before a launch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Edits by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from lachesis.config.launch_spec import parse_assignment
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import MAX_STEPS
 from lachesis.environment_catalog.lookup import EnvironmentSchema
-from tests.command_line import parse_command
+from tests.harness.command_line import parse_command
 
 SCHEMA = EnvironmentSchema(
     properties={

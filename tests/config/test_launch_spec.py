@@ -1,7 +1,5 @@
 """The parameters of a flow run describe a launch, and a launch describes them again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from lachesis.config.launch_spec import (
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import list_parameters
 from lachesis.runs.store import RunStore
-from tests.bad_inputs import BAD_INPUTS, BadInput
+from tests.harness.hostile_inputs import BAD_INPUTS, BadInput
 
 
 @pytest.mark.parametrize(

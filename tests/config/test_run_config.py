@@ -1,7 +1,5 @@
 """What cannot work cannot be built."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from lachesis.config.field_edits import SECTIONS
 from lachesis.config.locked_fields import LOCKS, find_lock
 from lachesis.config.profiles import PROFILES, load_profile_values
 from lachesis.config.run_config import RunConfig
-from tests.locked_values import LOCKED_VALUES
+from tests.harness.locked_values import LOCKED_VALUES
 
 
 @pytest.mark.parametrize("section", LOCKED_VALUES)

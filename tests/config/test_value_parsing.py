@@ -1,7 +1,5 @@
 """Texts become what their fields' schemas say, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

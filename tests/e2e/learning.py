@@ -1,7 +1,5 @@
 """What is asked of a real run on the real chain: it has learned, and its weights can be used."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The words on the pages are Prefect's own. Where the two UIs differ, `ui` is "V1"
 "V2" (served at `/v2`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

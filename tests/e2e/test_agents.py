@@ -1,7 +1,5 @@
 """Agents do the whole job with tools, each call from a process that is killed after it."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import pytest
 from lachesis.base.json_text import Json
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
-from tests.served import serve_surfaces
+from tests.harness.served_home import ServedHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -27,9 +25,9 @@ SETTINGS: dict[str, Json] = {
 
 
 @pytest.fixture(scope="module")
-def surfaces(served_home: Path) -> Iterator[dict[str, dict[str, str]]]:
+def surfaces(served: ServedHome) -> Iterator[dict[str, dict[str, str]]]:
     """`lachesis mcp --http` and `lachesis api`, and what an agent must know of each transport."""
-    with serve_surfaces(served_home) as places:
+    with served.serve_surfaces() as places:
         yield {"stdio": {}, "hermes": {}, **places}
 
 

@@ -1,7 +1,5 @@
 """A training is started in Prefect, by its REST API here, and is what `lachesis train` starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,9 +15,9 @@ from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.bad_inputs import ARITHMETIC, BAD_INPUTS, BadInput
 from tests.e2e.conftest import ROOT
-from tests.e2e.prefect_client import Server
+from tests.harness.hostile_inputs import ARITHMETIC, BAD_INPUTS, BadInput
+from tests.harness.prefect_api import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SMALL = "batch_size=16\ngroup_size=4\ntinker.final_evaluation=false\nuse_wandb=false"

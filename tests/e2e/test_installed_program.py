@@ -1,7 +1,5 @@
 """The program from the built wheel alone, in an empty folder, as `uvx` and `pipx` install it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,7 +15,7 @@ import openai
 import pytest
 
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.served import processes_under
+from tests.harness.served_home import processes_under
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]

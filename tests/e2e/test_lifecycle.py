@@ -2,8 +2,6 @@
 tests/faults.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.harness.served_home import processes_under
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 SMALL = (
@@ -63,8 +64,8 @@ def steps(home: Path, run_id: str) -> list[int]:
 
 
 @pytest.fixture
-def run_processes(processes_of: Callable[[Path], Any], served_home: Path) -> Callable[[str], Any]:
-    return lambda run_id: processes_of(served_home / "runs" / run_id)
+def run_processes(served_home: Path) -> Callable[[str], Any]:
+    return lambda run_id: processes_under(served_home / "runs" / run_id)
 
 
 def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
@@ -72,7 +73,6 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     served_home: Path,
     calm: str,
     tmp_path: Path,
-    wait_until: Callable[..., Any],
     wait_ended: Callable[..., Any],
     run_processes: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +143,7 @@ def _spent(home: Path, run_id: str) -> float:
     return sum(kept[kind] for kind in ("prefill", "sampled", "trained"))
 
 
-def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[..., Any]) -> None:
+def test_the_server_fires_schedules(served_home: Path) -> None:
     """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere. The
     monitor has one.
     """
@@ -165,8 +165,6 @@ def test_the_server_fires_schedules(served_home: Path, wait_until: Callable[...,
 
 def test_ctrl_c_of_the_demo_leaves_no_process(
     new_home: Callable[[], Path],
-    wait_until: Callable[..., Any],
-    processes_of: Callable[[Path], Any],
 ) -> None:
     """Server, runner, flow and services end, after the run has saved a checkpoint."""
     home = new_home()
@@ -190,6 +188,6 @@ def test_ctrl_c_of_the_demo_leaves_no_process(
     finally:
         os.killpg(process.pid, signal.SIGINT)
     assert process.wait(90) == 130
-    wait_until(lambda: not processes_of(home), 30, "the end of every process")
+    wait_until(lambda: not processes_under(home), 30, "the end of every process")
     assert record(home, file.parent.name)["status"] == "stopped"
     assert list((file.parent / "checkpoints").glob("step-*.json"))

@@ -2,8 +2,6 @@
 what each has learned.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -15,6 +13,7 @@ import pytest
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.runs.metrics import MetricsFile
 from tests.e2e.test_lifecycle import record, steps
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 SIZES = (
@@ -33,7 +32,6 @@ def test_two_environments_train_one_model(
     cli: Callable[..., Any],
     served_home: Path,
     calm: str,
-    wait_until: Callable[..., Any],
     wait_ended: Callable[..., Any],
 ) -> None:
     refused = cli(

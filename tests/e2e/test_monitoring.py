@@ -2,16 +2,12 @@
 browser, notices.
 """
 
-from __future__ import annotations
-
-import http.server
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -26,8 +22,9 @@ from lachesis.base.timestamps import now_iso
 from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore
-from tests.e2e.prefect_client import Server
-from tests.patience import POLL_S
+from tests.harness.http_answers import Request, serve_answers
+from tests.harness.prefect_api import Server
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 CHROMIUM = next(
@@ -53,21 +50,13 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
     """Collect what a web address was sent since `lachesis notifications`."""
     heard: list[Json] = []
 
-    class Hook(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
+    def hear(request: Request) -> dict[str, Any]:
+        heard.append(request.json())
+        return {}
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as hook:
-        threading.Thread(target=hook.serve_forever, args=(POLL_S,), daemon=True).start()
-        address = f"http://127.0.0.1:{hook.server_address[1]}/hook"
-        assert len(cli("notifications", "set", address)["automations"]) == 5
+    with serve_answers(hear) as url:
+        assert len(cli("notifications", "set", f"{url}/hook")["automations"]) == 5
         yield heard
-        hook.shutdown()
 
 
 def record(home: Path, run_id: str) -> Json:
@@ -82,9 +71,7 @@ def steps(home: Path, run_id: str) -> list[Json]:
 # The tests below until `run` need no run; one that trains meanwhile would make each of them slower.
 
 
-def test_the_end_of_a_run_is_told(
-    told: list[Json], server: Server, wait_until: Callable[..., Any]
-) -> None:
+def test_the_end_of_a_run_is_told(told: list[Json], server: Server) -> None:
     """Failed, stopped and finished, by the server's own automations; the flow runs are of the
     training deployment and never start.
     """
@@ -145,9 +132,7 @@ def _new(home: Path, known: set[Path]) -> set[Path]:
 
 
 @pytest.fixture(scope="module")
-def run(
-    cli: Callable[..., Any], served_home: Path, calm: str, wait_until: Callable[..., Any]
-) -> Iterator[str]:
+def run(cli: Callable[..., Any], served_home: Path, calm: str) -> Iterator[str]:
     """A run that trains; its id."""
     small = {
         "batch_size": 32,
@@ -168,7 +153,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def broken_run(run: str, served_home: Path, server: Server, wait_until: Callable[..., Any]) -> str:
+def broken_run(run: str, served_home: Path, server: Server) -> str:
     """The run after 22 steps in which its weights stayed as they were."""
     before = len(steps(served_home, run))
     (served_home / "runs" / run / "engine" / "freeze-weights").touch()
@@ -190,7 +175,7 @@ def test_a_run_that_learns_is_healthy(run: str, served_home: Path, server: Serve
 
 @pytest.mark.matrix
 def test_a_frozen_environment_is_named_and_the_run_resumed(
-    run: str, told: list[Json], served_home: Path, server: Server, wait_until: Callable[..., Any]
+    run: str, told: list[Json], served_home: Path, server: Server
 ) -> None:
     """By the first tick named, on its page and to the web address of the notices, and asked to end;
     by a later one resumed.
@@ -250,7 +235,6 @@ def test_weights_that_stay_are_called_broken(
     broken_run: str,
     cli: Callable[..., Any],
     served_home: Path,
-    wait_until: Callable[..., Any],
 ) -> None:
     health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"

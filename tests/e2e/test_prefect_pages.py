@@ -4,11 +4,8 @@
 same operations without a browser: tests/supervision/test_stop_requests.py and its neighbours.
 """
 
-from __future__ import annotations
-
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +19,6 @@ from lachesis.operations.run_lists import list_runs
 from lachesis.operations.runs import get_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.e2e.prefect_client import Server
 from tests.e2e.prefect_pages import (
     CHROMIUM,
     NO_CHROMIUM,
@@ -32,7 +28,8 @@ from tests.e2e.prefect_pages import (
     PrefectPages,
     open_page,
 )
-from tests.patience import deadline
+from tests.harness.prefect_api import Server
+from tests.harness.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -221,10 +218,7 @@ def test_a_copy_has_a_value_in_every_field(
         return [tag for tag in tags if tag.startswith("run:")]
 
     # Prefect copies the tags, and the flow puts its own in their place when it begins.
-    until = deadline(60)
-    while list_run_tags() != [f"run:{copy.run_id}"]:
-        assert time.monotonic() < until, list_run_tags()
-        time.sleep(0.2)
+    wait_until(lambda: list_run_tags() == [f"run:{copy.run_id}"], 60, list_run_tags)
     pages.open_flow_run(flow_run_id)
     person.server.ended(flow_run_id, 150)
     person.expect(copy, "Completed", "completed")

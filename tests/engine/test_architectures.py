@@ -1,7 +1,5 @@
 """Any causal language model: other layouts of attention, other linear layers, tied embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any

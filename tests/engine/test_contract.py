@@ -1,7 +1,5 @@
 """The real `tinker` SDK asks the engine: adapters, errors, listings, and the `tinker` command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.base.tinker_client import wait_for_sdk
 from tests.engine.training_steps import PROMPT, checkpoint_folder, datums, ids, step
-from tests.sdk import needs_sdk
+from tests.harness.sdk_versions import needs_sdk
 
 
 def test_an_exported_adapter_gives_the_same_logprobs_in_peft(

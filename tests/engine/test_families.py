@@ -1,7 +1,5 @@
 """The engine against transformers and PEFT, by the program that makes the page of families."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

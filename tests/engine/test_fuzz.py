@@ -1,7 +1,5 @@
 """No request, however wrong, ends the engine or is obeyed without its token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,7 +8,7 @@ import pytest
 import tinker
 
 from lachesis.tinker_server.routes import create_app
-from tests.fuzz import damage, fuzz, refusals, routes
+from tests.harness.fuzz import damage, fuzz, refusals, routes
 
 SCHEMA = create_app(cast(Any, None), "tml-x").openapi()
 

@@ -1,7 +1,5 @@
 """Losses against values and gradients worked out in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What holds of the losses for any log-probabilities, advantages and settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from lachesis.base.errors import EngineRequestError
 from lachesis.engine import losses
-from tests.properties import examples
+from tests.harness.properties import examples
 
 BY_RATIO = ["importance_sampling", "ppo", "cispo", "gspo"]
 CLIPPED = ["ppo", "cispo", "gspo"]

@@ -4,8 +4,6 @@ The device is the processor under `LiveBytesCounter`, which counts the bytes of 
 an operation creates, and refuses more than its limit as a card does.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,10 +1,7 @@
 """Check that only the model thread changes its state, and that waiting requests can be ended."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from lachesis.engine.embedded_engine import Engine
 from lachesis.engine.model_thread import ModelThread
 from lachesis.tinker_server import json_messages, routes
 from tests.engine.training_steps import datums, ids
-from tests.patience import deadline
+from tests.harness.waiting import wait_until
 
 ADAM = tinker.AdamParams(learning_rate=0.0)
 
@@ -127,10 +124,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def wait_for(request_ids: list[str], count: int) -> None:
-    until = deadline(30)
-    while len(request_ids) < count:
-        assert time.monotonic() < until, f"{len(request_ids)} of {count} requests were submitted"
-        time.sleep(0.01)
+    wait_until(lambda: len(request_ids) >= count, 30, lambda: request_ids, poll_s=0.01)
 
 
 def cancel(engine: Any, request_id: str) -> str:

@@ -1,7 +1,5 @@
 """Too many requests at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

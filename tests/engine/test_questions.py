@@ -2,8 +2,6 @@
 process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lachesis.base.tinker_client import wait_for_sdk
-from tests.sdk import needs_sdk
+from tests.harness.sdk_versions import needs_sdk
 
 PROMPT = [256, 18, 10, 19, 28, 258, 257]
 ONE = tinker.SamplingParams(max_tokens=1, stop=[])

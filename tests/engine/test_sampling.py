@@ -1,7 +1,5 @@
 """Sampling through the real SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 
 from lachesis.base.tinker_client import call_sdk, wait_for_sdk
 from lachesis.engine.sampling.token_choice import TokenChoiceSettings, choose_tokens
-from tests.sdk import needs_sdk
+from tests.harness.sdk_versions import needs_sdk
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
 END = 258

@@ -1,7 +1,5 @@
 """One engine that serves a student and a teacher of another size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's last line is the whole cause, however many lines the error has."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.errors import ModelNotFoundError

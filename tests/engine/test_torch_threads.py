@@ -1,7 +1,5 @@
 """How many threads are taken, given what passes take."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The real `tinker` SDK trains on the engine: losses, gradients, Adam, and resuming."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,7 @@ from tests.engine.training_steps import (
     logprobs_of,
     step,
 )
-from tests.sdk import needs_sdk
+from tests.harness.sdk_versions import needs_sdk
 
 
 @pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])

@@ -1,7 +1,5 @@
 """Batches, a training step, and a reference in plain torch, for the tests of the engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

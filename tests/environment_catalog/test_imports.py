@@ -2,8 +2,6 @@
 installs it.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

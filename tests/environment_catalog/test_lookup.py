@@ -1,7 +1,5 @@
 """Environments are found by reading, and asked in a child that may crash, hang or print."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an environment's header requires (PEP 723) is installed where it touches nobody else."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import zipfile
 from pathlib import Path

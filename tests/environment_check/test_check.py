@@ -2,8 +2,6 @@
 Prefect server.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,8 +15,8 @@ from lachesis.base.errors import ConfigError, StorageError
 from lachesis.environment_catalog import new_environment
 from lachesis.environment_check import token_checks
 from lachesis.environment_process.model_free_check import STAGE_NAMES
-from tests.nosy import make_nosy, read_variables
-from tests.served import processes_under
+from tests.harness.process_variables import make_nosy, read_variables
+from tests.harness.served_home import processes_under
 
 pytestmark = pytest.mark.timeout(400)
 ALL = [*STAGE_NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]

@@ -1,7 +1,5 @@
 """Atropos with the hooks of an evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
 from lachesis.environment_process import evaluation_recorder
-from tests.endpoint import serving
+from tests.harness.openai_endpoint import serving
 
 
 @pytest.fixture

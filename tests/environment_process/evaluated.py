@@ -1,7 +1,5 @@
 """An environment with one evaluation, and ways in which it gives metrics."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

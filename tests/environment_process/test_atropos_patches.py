@@ -2,8 +2,6 @@
 fails.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os
@@ -20,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lachesis.environment_process import atropos_patches
 from lachesis.tiny_model import build
-from tests.endpoint import serving
+from tests.harness.openai_endpoint import serving
 
 
 def test_it_is_the_version_that_the_patches_were_written_for() -> None:

@@ -1,7 +1,5 @@
 """A resumed environment goes on after the items that training has seen."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """An event loop that is blocked is noticed, and the line at which it stands is known."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -17,7 +15,7 @@ from lachesis.environment_process import event_loop_watch
 from lachesis.environment_process.event_loop_watch import LoopWatch
 from lachesis.environment_process.rollout_counters import RolloutCounters
 from lachesis.runs.environment_counters import find_blocked_line
-from tests.patience import deadline
+from tests.harness.waiting import wait_until
 
 PROGRAM = """\
 import asyncio, re, sys, time
@@ -65,11 +63,9 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 def wait_for_line(folder: Path, is_there: bool) -> str | None:
-    until = deadline(60)
-    while bool(line := find_blocked_line([folder / "environment.json"])) != is_there:
-        assert time.monotonic() < until, f"{line} after 60 s"
-        time.sleep(0.1)
-    return line
+    file = folder / "environment.json"
+    wait_until(lambda: bool(find_blocked_line([file])) == is_there, 60)
+    return find_blocked_line([file])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """How prompts find their items, and responses their scores, in the child of an inference test."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A module that is loaded at its first use is then the module itself, in every thread."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

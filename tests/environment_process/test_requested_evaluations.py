@@ -1,13 +1,7 @@
 """What a call of `evaluate()` asks, and what is made of whatever it does."""
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
-import http.server
-import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +20,7 @@ from lachesis.environment_process.evaluation_recorder import (
 )
 from lachesis.environment_process.requested_evaluations import evaluate_and_report
 from tests.environment_process.evaluated import Env, append, append_after_a_log
-from tests.patience import POLL_S
+from tests.harness.http_answers import Reply, Request, serve_answers
 
 
 def chat(*texts: str) -> list[dict[str, str]]:
@@ -173,59 +167,33 @@ async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
     assert report == {"metrics": {"eval/accuracy": 1.0}, "items": 0}
 
 
-class Trainer(http.server.ThreadingHTTPServer):
+class Trainer:
     """Answers each question for the next evaluation by calling `offer`, and keeps the reports.
 
     What `offer` gives is sent as JSON; None is no answer at all.
     """
 
-    daemon_threads = True
-
-    def __init__(self, offer: Callable[[], Any]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answering)
-        self.offer, self.has_given_up = offer, False
+    def __init__(self) -> None:
+        self.offer: Callable[[], Any] = lambda: {"over": True}
+        self.has_given_up = False
         self.reports: list[tuple[str, dict[str, Any]]] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = ""
 
-
-class _Answering(http.server.BaseHTTPRequestHandler):
-    server: Trainer
-
-    def do_GET(self) -> None:
-        self._answer(self.server.offer())
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-        if body:
-            self.server.reports.append((self.path.rpartition("/")[2], body))
-        self._answer({}, status=410 if self.server.has_given_up else 200)
-
-    def _answer(self, answer: Any, status: int = 200) -> None:
-        content = json.dumps(answer).encode()
-        if answer is None:
-            self.close_connection = True
-            return
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # a client that was ended
-            super().handle()
+    def answer(self, request: Request) -> Any:
+        if request.method == "GET":
+            return self.offer()
+        if body := request.json():
+            self.reports.append((request.path.rpartition("/")[2], body))
+        return Reply(410 if self.has_given_up else 200)
 
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
     """A trainer that says that no evaluation will come."""
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
-    with Trainer(lambda: {"over": True}) as served:
-        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
-        yield served
-        served.shutdown()
+    trainer = Trainer()
+    with serve_answers(trainer.answer) as trainer.url:
+        yield trainer
 
 
 class Training(Env):

@@ -1,7 +1,5 @@
 """What an environment gives is counted, and a fault of the server never becomes a reward."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -21,7 +19,7 @@ from lachesis.environment_process.request_counters import install_request_counte
 from lachesis.environment_process.rollout_counters import RolloutCounters, install_rollout_counters
 from lachesis.environment_toolkit.rollout import AllInvalid
 from lachesis.runs.environment_counters import read_all_counts
-from tests.endpoint import serving
+from tests.harness.openai_endpoint import serving
 
 
 class Forgiving:

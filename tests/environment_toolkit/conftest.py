@@ -2,16 +2,11 @@
 it.
 """
 
-from __future__ import annotations
-
-import contextlib
 import functools
-import http.server
 import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,7 @@ from atroposlib.envs.base import APIServerConfig
 from lachesis.environment import TaskEnv
 from lachesis.environment_toolkit import sandbox_child
 from lachesis.tiny_model import build
-from tests.patience import POLL_S
+from tests.harness.http_answers import Reply, Request, serve_answers
 
 LOGPROB = -0.25
 EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2**29}) + "\n"
@@ -50,59 +45,35 @@ def unconfined() -> str:
 Answering = Callable[[str, int], list[str]]
 
 
-class Generator(http.server.ThreadingHTTPServer):
+class Generator:
     """`say(prompt, n)` gives the texts. An answer that ends in `…` was cut, any other ends its
     turn; one that is `!500` is an error of the server.
     """
 
-    daemon_threads = True
-
     def __init__(self, tokenizer: Any) -> None:
-        super().__init__(("127.0.0.1", 0), Generate)
         self.tokenizer = tokenizer
         self.say: Answering = lambda prompt, n: ["ok"] * n
         self.bodies: list[dict[str, Any]] = []
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        self.url = ""
 
-
-class Generate(http.server.BaseHTTPRequestHandler):
-    server: Generator
-
-    def do_GET(self) -> None:
-        self._send(200, {})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.bodies.append(body)
-        tokenizer = self.server.tokenizer
-        texts = self.server.say(tokenizer.decode(body["prompt"]["prompt_token_ids"]), body["n"])
+    def answer(self, request: Request) -> Any:
+        """Return what a client of `/generate` gets."""
+        if request.method == "GET":
+            return {}
+        body, tokenizer = request.json(), self.tokenizer
+        self.bodies.append(body)
+        texts = self.say(tokenizer.decode(body["prompt"]["prompt_token_ids"]), body["n"])
         if "!500" in texts:
-            self._send(500, {})
-            return
+            return Reply(500)
         ids = [
             tokenizer.encode(text.removesuffix("…"))
             + [tokenizer.eos_token_id] * (not text.endswith("…"))
             for text in texts
         ]
-        self._send(
-            200,
-            {
-                "logprobs": [[[{str(token): LOGPROB}] for token in sequence] for sequence in ids],
-                "finish_reasons": ["length" if text.endswith("…") else "stop" for text in texts],
-            },
-        )
-
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        return {
+            "logprobs": [[[{str(token): LOGPROB}] for token in sequence] for sequence in ids],
+            "finish_reasons": ["length" if text.endswith("…") else "stop" for text in texts],
+        }
 
 
 @pytest.fixture(scope="session")
@@ -115,10 +86,10 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def generator() -> Iterator[Generator]:
-    with Generator(build.build_tokenizer()) as server:
-        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
-        yield server
-        server.shutdown()
+    generator = Generator(build.build_tokenizer())
+    with serve_answers(generator.answer) as url:
+        generator.url = f"{url}/v1"
+        yield generator
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Rows and splits."""
 
-from __future__ import annotations
-
 import logging
 import random
 from pathlib import Path

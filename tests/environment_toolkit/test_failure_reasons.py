@@ -1,7 +1,5 @@
 """Failures are counted by the type of the exception and the line of the environment's code."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import importlib
 import sys

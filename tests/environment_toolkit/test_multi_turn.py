@@ -2,8 +2,6 @@
 what ends a conversation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """When a reward counts as a solution."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.environment_toolkit.rollout import is_solution

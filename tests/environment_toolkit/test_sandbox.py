@@ -1,11 +1,8 @@
 """Programs that want out."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +12,7 @@ from lachesis.environment import Invalid
 from lachesis.environment_toolkit import sandbox_child
 from lachesis.environment_toolkit.sandbox import Limits, Sandbox, SandboxResult
 from tests.environment_toolkit.conftest import unconfined
-from tests.patience import deadline
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     bool(unconfined()), reason=f"this machine cannot confine a program: {unconfined()}"
@@ -184,10 +181,7 @@ def jailed_programs() -> list[psutil.Process]:
 
 async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
     running = asyncio.ensure_future(ran("import time; print('up', flush=True); time.sleep(9)"))
-    until = deadline(20)
-    while not (programs := jailed_programs()):
-        assert time.monotonic() < until, "no program runs"
-        await asyncio.sleep(0.05)
+    programs = await asyncio.to_thread(wait_until, jailed_programs, 20, "a program that runs")
     programs[0].kill()
     with pytest.raises(Invalid, match="another process of this machine killed the program"):
         await running

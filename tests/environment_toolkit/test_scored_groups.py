@@ -1,7 +1,5 @@
 """What a group of rollouts holds when some have no valid score."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 ones do no harm.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Single answers: items, the three outcomes of a verifier, evaluation."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

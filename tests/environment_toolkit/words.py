@@ -1,7 +1,5 @@
 """An environment whose answers name what its verifier does: score, fail, or hang."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,4 @@
-"""One world per worker, and the table of what happened in it."""
-
-from __future__ import annotations
+"""One served home per worker, and the table of what happened in it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,43 +6,39 @@ from typing import Any
 
 import pytest
 
-from tests.faults.world import World
-from tests.served import share_schemas
+from tests.faults.struck_home import StruckHome
 
 COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "took (s)")
 
 
 @pytest.fixture(scope="session")
-def world(
-    tiny_model: Path, schemas: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
+def served(new_home: Callable[[], Path]) -> Iterator[StruckHome]:
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("world")
-        (home / "models").symlink_to(tiny_model / "models")
-        share_schemas(home, schemas)
-        patch.setenv("LACHESIS_HOME", str(home))
-        world = World(home)
-        world.serve()
-        yield world
-        world.stop_serving()
-        assert world.processes() == {}
+        served = StruckHome(new_home())
+        patch.setenv("LACHESIS_HOME", str(served.home))
+        served.serve()
+        yield served
+        served.stop_serving()
+        assert served.processes() == {}
 
 
 @pytest.fixture(autouse=True)
-def in_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_served_home(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Each case begins with a launcher that runs, and no process but its own; a run that a failed
     case has left is ended.
     """
-    if "world" not in request.fixturenames:
+    if "served" not in request.fixturenames:
         yield
         return
-    world: World = request.getfixturevalue("world")
-    monkeypatch.setenv("LACHESIS_HOME", str(world.home))
+    served: StruckHome = request.getfixturevalue("served")
+    monkeypatch.setenv("LACHESIS_HOME", str(served.home))
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(Path(__file__).parent))
-    world.serve()
+    served.serve()
     yield
-    world.end_all_runs()
+    served.end_all_runs()
 
 
 @pytest.fixture

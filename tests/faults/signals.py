@@ -1,14 +1,12 @@
 """The matrix of signals: which part, which signal, in which phase, and what has to come of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.faults.world import INTERVAL, Run, World, frozen
+from tests.faults.struck_home import INTERVAL, Run, StruckHome, frozen
 
 FROZEN_S = 30.0
 NOTICED_S = 5.0
@@ -36,15 +34,15 @@ class Case:
         return f"{self.part}-{self.number.name}-{self.phase}"
 
 
-def play(world: World, case: Case, row: Callable[..., None]) -> None:
+def play(served: StruckHome, case: Case, row: Callable[..., None]) -> None:
     """Start a run, break it, and look at what came of it."""
-    run = world.take(case.phase, case.part)
+    run = served.take(case.phase, case.part)
     run.reach("running" if case.phase == "checkpointing" else case.phase, case.part)
     steps_before, attempt = (run.steps() or [0])[-1], run.record.attempt
-    world.restarts += case.part in ("runner", "server") and case.number != STOP
-    pid = world.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
-    assert pid in world.processes(), f"{pid} is not ours"
-    shown = _sign(world, run, case) if case.number != STOP else None
+    served.restarts += case.part in ("runner", "server") and case.number != STOP
+    pid = served.part(case.part) if case.part in ("runner", "server") else run.pid(case.part)
+    assert pid in served.processes(), f"{pid} is not ours"
+    shown = _sign(served, run, case) if case.number != STOP else None
     if case.phase == "checkpointing":  # last of all, as a save is soon over
         run.reach("checkpointing")
     noticed = 0.0
@@ -52,12 +50,12 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
         with frozen(pid, FROZEN_S):
             pass
     else:
-        noticed = _struck(world, case, pid, shown)
+        noticed = _struck(served, case, pid, shown)
         run.struck[case.part] += 1
     if case.status == "running":
         run.advances()
         assert run.record.attempt == attempt, "the attempt went on"
-        world.current, seen = run, "trains on"
+        served.current, seen = run, "trains on"
     else:
         record = run.ended()
         assert record.status == case.status, record.error
@@ -70,9 +68,9 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
             f"{record.status}: {(record.error or '').splitlines()[0][:70] if record.error else ''}"
         )
         if case.resume:
-            world.serve()
+            served.serve()
             run.resume()
-            world.current = run
+            served.current = run
             seen += "; resumed"
     expected = "trains on" if case.status == "running" else case.status
     kept = f"{run.kept()} of {steps_before}" if case.status != "running" else f"{run.kept()}"
@@ -88,7 +86,7 @@ def play(world: World, case: Case, row: Callable[..., None]) -> None:
     )
 
 
-def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None) -> float:
+def _struck(served: StruckHome, case: Case, pid: int, shown: Callable[[], bool] | None) -> float:
     """Send the signal; seconds until somebody is seen to know of the death, 0 where nobody has
     to.
     """
@@ -97,21 +95,23 @@ def _struck(world: World, case: Case, pid: int, shown: Callable[[], bool] | None
         return 0.0
     began = time.monotonic()
     if case.number == TERM:  # it may finish what it is doing; from its end on it must be noticed
-        world.wait(lambda: pid not in world.processes(), 60, f"the end of {case.part}", poll_s=0.02)
+        served.wait(
+            lambda: pid not in served.processes(), 60, f"the end of {case.part}", poll_s=0.02
+        )
         began = time.monotonic()
-    world.wait(shown, NOTICED_S, f"the end of {case.part} to be noticed", poll_s=0.02)
+    served.wait(shown, NOTICED_S, f"the end of {case.part} to be noticed", poll_s=0.02)
     return time.monotonic() - began
 
 
-def _sign(world: World, run: Run, case: Case) -> Callable[[], bool] | None:
+def _sign(served: StruckHome, run: Run, case: Case) -> Callable[[], bool] | None:
     """Of a service, the run's record; of server and runner, a line of the launcher; of flow and
     reaper, the end of the first service. Flow and reaper end in order when they are told to.
     """
     if case.part in SERVICES:
         return _in_record(run, case.part)
     if case.part in ("server", "runner"):
-        return _in_log(world, case.part)
-    return _by_an_end(world, run) if case.number == KILL else None
+        return _in_log(served, case.part)
+    return _by_an_end(served, run) if case.number == KILL else None
 
 
 def _in_record(run: Run, service: str) -> Callable[[], bool]:
@@ -128,15 +128,15 @@ def _in_record(run: Run, service: str) -> Callable[[], bool]:
     return shown
 
 
-def _in_log(world: World, part: str) -> Callable[[], bool]:
-    log, line = world.home / "launcher.log", f"the Prefect {part} exited"
+def _in_log(served: StruckHome, part: str) -> Callable[[], bool]:
+    log, line = served.home / "launcher.log", f"the Prefect {part} exited"
     before = log.read_text().count(line)
     return lambda: log.read_text().count(line) > before
 
 
-def _by_an_end(world: World, run: Run) -> Callable[[], bool]:
+def _by_an_end(served: StruckHome, run: Run) -> Callable[[], bool]:
     living = {value.pid for value in run.record.services.values() if value.pid} & set(
-        world.processes()
+        served.processes()
     )
     assert living, "no service runs that could end"
-    return lambda: not living <= set(world.processes())
+    return lambda: not living <= set(served.processes())

@@ -1,7 +1,5 @@
 """Each kind of advice and of next step, copied into a fresh shell, does what it says."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.operations.runs import get_status, resume_run
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.metrics import MetricsFile
-from tests.faults.world import Run, World
+from tests.faults.struck_home import Run, StruckHome
 from tests.monitor.advice.runs import COMMAND, FAULTS, list_faulty_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.matrix]
@@ -30,10 +28,10 @@ MADE: list[Run] = []
 
 
 @pytest.fixture
-def ended_run(world: World, in_world: None) -> Run:
+def ended_run(served: StruckHome, in_served_home: None) -> Run:
     """A run that was stopped after several checkpoints; one for all tests of the module."""
     if not MADE:
-        run = world.start(**SET_FIELDS)
+        run = served.start(**SET_FIELDS)
         run.reach("running")
         run.advances(4)
         run.stop()
@@ -41,11 +39,13 @@ def ended_run(world: World, in_world: None) -> Run:
     return MADE[0]
 
 
-def run_in_shell(world: World, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_in_shell(
+    served: StruckHome, command: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
     """Run the command as a user would who has opened a terminal in another folder."""
     program = Path(sys.executable).with_name("lachesis")
     assert program.is_file()
-    env = {**world.env(), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    env = {**served.env(), "PATH": f"{program.parent}:{os.environ['PATH']}"}
     env.pop("LACHESIS_PROFILE", None)
     return subprocess.run(
         ["bash", "-c", command], env=env, cwd=folder, capture_output=True, text=True, timeout=600
@@ -60,14 +60,14 @@ def list_advised_commands(run: Run) -> dict[str, str]:
         metrics = MetricsFile(run.dir.metrics)
         for step, values in list_faulty_steps(changes):
             metrics.append(step, values)
-        observation = observe_files(run.world.store, run.record)
+        observation = observe_files(run.home.store, run.record)
         for sentence in judge_observation(observation, MonitorMemory()).advice:
             advised |= dict.fromkeys(COMMAND.findall(sentence), fault)
     return advised
 
 
 def test_advised_commands_work_in_a_fresh_shell(
-    world: World, ended_run: Run, tmp_path: Path, row: Callable[..., None]
+    served: StruckHome, ended_run: Run, tmp_path: Path, row: Callable[..., None]
 ) -> None:
     saved_metrics = ended_run.dir.metrics.read_bytes()
     commands = list_advised_commands(ended_run)
@@ -76,12 +76,12 @@ def test_advised_commands_work_in_a_fresh_shell(
     assert kinds == {"train", "test", "logs", "report"}, "this environment has no gold()"
     assert any("--from" in command for command in commands)
     for command, fault in commands.items():
-        runs_before = {record.run_id for record in world.store.all()}
-        done = run_in_shell(world, command, tmp_path)
+        runs_before = {record.run_id for record in served.store.all()}
+        done = run_in_shell(served, command, tmp_path)
         assert done.returncode == 0, f"{fault}: {command}\n{done.stdout}\n{done.stderr}"
         if command.split()[1] == "train":
             (started,) = (
-                record for record in world.store.all() if record.run_id not in runs_before
+                record for record in served.store.all() if record.run_id not in runs_before
             )
             assert started.base_model == ended_run.record.base_model
             assert {
@@ -90,7 +90,7 @@ def test_advised_commands_work_in_a_fresh_shell(
                 if f"{name.rpartition('.')[2]}=" not in command.replace(f"{name}=", "")
             }.items() <= ended_run.record.set_fields.items()
             assert started.total_steps == SET_FIELDS["total_steps"]
-            Run(world, started.run_id).stop(now=True)
+            Run(served, started.run_id).stop(now=True)
     row(
         fault=f"{len(commands)} advised commands",
         phase="ended",
@@ -102,10 +102,10 @@ def test_advised_commands_work_in_a_fresh_shell(
 
 @pytest.mark.parametrize("end", ["stopped", "budget", "invalid groups"])
 def test_next_steps_work_in_a_fresh_shell(
-    world: World, ended_run: Run, tmp_path: Path, row: Callable[..., None], end: str
+    served: StruckHome, ended_run: Run, tmp_path: Path, row: Callable[..., None], end: str
 ) -> None:
     """Prove that a plain resume, which a used-up budget refuses, is not offered."""
-    run, store = ended_run, world.store
+    run, store = ended_run, served.store
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     config = run.dir.find_effective_config().read_text()
     before = run.record
@@ -114,7 +114,7 @@ def test_next_steps_work_in_a_fresh_shell(
             config.replace("max_tokens: null", "max_tokens: 10")
         )
         with pytest.raises(RunStateError, match=f"lachesis resume {run.run_id} --set limits.max_t"):
-            resume_run(world.store, run.run_id)
+            resume_run(served.store, run.run_id)
     elif end == "invalid groups":
         store.update(
             run.run_id,
@@ -122,7 +122,7 @@ def test_next_steps_work_in_a_fresh_shell(
             end_cause=EndCause.INVALID_GROUPS,
             failed_service="environment",
         )
-    status = get_status(world.store, run.run_id)
+    status = get_status(served.store, run.run_id)
     commands = [command.replace("DIR", str(tmp_path / "out")) for command in status.next_steps]
     resumes = [command for command in commands if command.startswith("lachesis resume")]
     assert bool(resumes) == (end != "invalid groups")
@@ -131,7 +131,7 @@ def test_next_steps_work_in_a_fresh_shell(
         end == "invalid groups"
     )
     for command in [*(one for one in commands if one not in resumes), *resumes]:
-        done = run_in_shell(world, command, tmp_path)
+        done = run_in_shell(served, command, tmp_path)
         # The environment of these tests has no gold(), which its check reports as missing.
         allowed_codes = (0, 1) if "env check" in command else (0,)
         assert done.returncode in allowed_codes, f"{command}\n{done.stdout}\n{done.stderr}"

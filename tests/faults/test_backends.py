@@ -1,7 +1,5 @@
 """An engine of others behind the bridge, and memory that does not suffice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -12,14 +10,14 @@ import pytest
 
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
-from tests.faults.world import EDITS, INTERVAL, Run, World
-from tests.served import ROOT
+from tests.faults.struck_home import EDITS, INTERVAL, Run, StruckHome
+from tests.harness.served_home import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
-# Stands for the `uv run -m skyrl.tinker.api` of SkyRL's environment; see older_engine.py.
+# Stands for the `uv run -m skyrl.tinker.api` of SkyRL's environment; see deviating_engine.
 UV = """#!/bin/sh
-cd {root} && exec {python} -m tests.skyrl_bridge.older_engine --with-daemon "$@"
+cd {root} && exec {python} -m tests.tinker_cloud.deviating_engine --older --with-daemon "$@"
 """
 # What Python imports first; every pass over more than a datum fails while the file is there.
 OUT_OF_MEMORY = """
@@ -37,39 +35,39 @@ if "lachesis.engine" in sys.orig_argv:
 
 
 @pytest.fixture(scope="module")
-def backend_world(world: World) -> Iterator[World]:
-    """A world with an environment of SkyRL, in which a stand-in is started."""
-    folder = world.home / "backends" / "skyrl" / "bin"
+def backend_home(served: StruckHome) -> Iterator[StruckHome]:
+    """A served with an environment of SkyRL, in which a stand-in is started."""
+    folder = served.home / "backends" / "skyrl" / "bin"
     folder.mkdir(parents=True)
     (folder / "python").symlink_to(sys.executable)
     uv = folder / "uv"
     uv.write_text(UV.format(root=ROOT, python=sys.executable))
     uv.chmod(0o755)
-    yield world
-    world.end_all_runs()
+    yield served
+    served.end_all_runs()
 
 
-def start(world: World) -> Run:
+def start(served: StruckHome) -> Run:
     spec = LaunchSpec(
         environment="steady",
         profile="custom",
         settings={**EDITS, "backend": "skyrl"},
-        model=world.model,
+        model=served.model,
         seed=0,
         without_validation=True,
     )
-    return Run(world, start_run(world.store, spec).run_id)
+    return Run(served, start_run(served.store, spec).run_id)
 
 
 @pytest.mark.parametrize("part", ["engine", "backend"], ids=["bridge", "engine behind it"])
-def test_bridge_or_engine_is_killed(backend_world: World, part: str, row: Row) -> None:
+def test_bridge_or_engine_is_killed(backend_home: StruckHome, part: str, row: Row) -> None:
     """The daemons that the engine has started, as Ray's, end with the run."""
-    run = start(backend_world)
+    run = start(backend_home)
     run.reach("running", part)
     step_before = run.steps()[-1]
-    daemons = [pid for pid, text in backend_world.processes().items() if "sleep 8888" in text]
+    daemons = [pid for pid, text in backend_home.processes().items() if "sleep 8888" in text]
     assert len(daemons) == 1
-    backend_world.strike(run.pid(part), signal.SIGKILL)
+    backend_home.strike(run.pid(part), signal.SIGKILL)
     record = run.ended()
     assert record.status == "failed"
     assert f"{part} was killed by signal 9" in (record.error or "")
@@ -88,13 +86,13 @@ def test_bridge_or_engine_is_killed(backend_world: World, part: str, row: Row) -
     assert run.stop().status == "stopped"
 
 
-def test_memory_does_not_suffice_for_a_pass(world: World, tmp_path: Path, row: Row) -> None:
+def test_memory_does_not_suffice_for_a_pass(served: StruckHome, tmp_path: Path, row: Row) -> None:
     flag = tmp_path / "out of memory"
     (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY.format(flag=str(flag)))
-    world.stop_serving()
-    world.serve(PYTHONPATH=str(tmp_path))
+    served.stop_serving()
+    served.serve(PYTHONPATH=str(tmp_path))
     try:
-        run = world.start()
+        run = served.start()
         run.reach("running")
         attempt = run.record.attempt
         flag.touch()
@@ -112,5 +110,5 @@ def test_memory_does_not_suffice_for_a_pass(world: World, tmp_path: Path, row: R
             kept=run.kept(),
         )
     finally:
-        world.end_all_runs()
-        world.stop_serving()
+        served.end_all_runs()
+        served.stop_serving()

@@ -1,7 +1,5 @@
 """Cancel on the page of a flow run, in each phase of a run: one true end, everywhere the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from lachesis.operations.run_lists import list_runs
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.record import RunRecord
-from tests.faults.world import Run, World, frozen
+from tests.faults.struck_home import Run, StruckHome, frozen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
 FROZEN_S = 5.0
@@ -20,9 +18,9 @@ def wait_phase(run: Run, phase: str) -> None:
     if phase == "saving":
         run.reach("checkpointing")
     elif phase == "starting":
-        run.world.wait(lambda: run.record.phase.startswith("waiting for"), 120, phase, 0.02)
+        run.home.wait(lambda: run.record.phase.startswith("waiting for"), 120, phase, 0.02)
     else:
-        run.world.wait(lambda: run.record.phase == "evaluating", 150, phase, 0.02)
+        run.home.wait(lambda: run.record.phase == "evaluating", 150, phase, 0.02)
 
 
 def read_state(record: RunRecord) -> str:
@@ -33,22 +31,22 @@ def read_state(record: RunRecord) -> str:
 
 @pytest.mark.parametrize("phase", ["queued", "starting", "saving", "evaluating"])
 def test_a_cancellation_has_one_true_end(
-    world: World, row: Callable[..., None], phase: str
+    served: StruckHome, row: Callable[..., None], phase: str
 ) -> None:
     if phase == "queued":
-        with frozen(world.part("runner"), FROZEN_S):
-            run = world.start()
+        with frozen(served.part("runner"), FROZEN_S):
+            run = served.start()
             answer = PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
         assert answer["state"]["type"] == "CANCELLED", "a run without a process ends at once"
     else:
         edits = {"mode": "evaluates", "total_steps": 3, "final_evaluation": True}
-        run = world.start(**(edits if phase == "evaluating" else {}))
+        run = served.start(**(edits if phase == "evaluating" else {}))
         wait_phase(run, phase)
         PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
     record = run.ended()
-    world.wait(lambda: read_state(record) != "Cancelling", 60, "the end of the flow run", 0.2)
+    served.wait(lambda: read_state(record) != "Cancelling", 60, "the end of the flow run", 0.2)
     assert (record.status, read_state(record)) == ("stopped", "Cancelled"), record.error
-    listed = {one.run_id: one.status for one in list_runs(world.store)}
+    listed = {one.run_id: one.status for one in list_runs(served.store)}
     assert (listed[run.run_id], run.seen().status) == ("stopped", "stopped")
     assert all(service.state.startswith("exited") for service in record.services.values())
     if phase == "saving":

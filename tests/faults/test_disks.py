@@ -1,7 +1,5 @@
 """Disks that are full, or cannot be written."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from lachesis.base.errors import StorageError
-from tests.faults.world import INTERVAL, World
+from tests.faults.struck_home import INTERVAL, StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -21,13 +19,13 @@ needs_root = pytest.mark.skipif(
 
 
 @pytest.fixture
-def disk(world: World) -> Iterator[Path]:
+def disk(served: StruckHome) -> Iterator[Path]:
     """The folder of the runs is a disk of 64 MB."""
-    place = world.home / "runs"
+    place = served.home / "runs"
     place.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], check=True)
     yield place
-    world.end_all_runs()
+    served.end_all_runs()
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
@@ -51,13 +49,15 @@ def fill(disk: Path, *, leave: int = 0) -> Path:
     [("metrics", {"save_checkpoint_interval": 400}, 0), ("checkpoint", {}, 32768)],
 )
 def test_the_disk_fills_up_while_it_trains(
-    world: World, disk: Path, row: Row, what: str, edits: Any, leave: int
+    served: StruckHome, disk: Path, row: Row, what: str, edits: Any, leave: int
 ) -> None:
-    run = world.start(**edits)
-    world.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
+    run = served.start(**edits)
+    served.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
     before = run.kept()
     filler = fill(disk, leave=leave)
-    seen = world.wait(lambda: (one := run.seen()).has_ended and one, 120, "the end of the run", 0.2)
+    seen = served.wait(
+        lambda: (one := run.seen()).has_ended and one, 120, "the end of the run", 0.2
+    )
     assert seen.status == "failed"
     run.gone()
     filler.unlink()
@@ -77,11 +77,15 @@ def test_the_disk_fills_up_while_it_trains(
 
 
 @needs_root
-def test_the_disk_is_full_when_the_record_is_written(world: World, disk: Path, row: Row) -> None:
-    run = world.start()
+def test_the_disk_is_full_when_the_record_is_written(
+    served: StruckHome, disk: Path, row: Row
+) -> None:
+    run = served.start()
     run.reach("starting")
     filler = fill(disk)
-    seen = world.wait(lambda: (one := run.seen()).has_ended and one, 150, "the end of the run", 0.2)
+    seen = served.wait(
+        lambda: (one := run.seen()).has_ended and one, 150, "the end of the run", 0.2
+    )
     assert seen.status == "failed"
     run.gone()
     filler.unlink()
@@ -100,13 +104,13 @@ def test_the_disk_is_full_when_the_record_is_written(world: World, disk: Path, r
 
 
 @needs_root
-def test_a_home_that_cannot_be_written_is_told(world: World, disk: Path, row: Row) -> None:
+def test_a_home_that_cannot_be_written_is_told(served: StruckHome, disk: Path, row: Row) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(StorageError, match="Read-only file system"):
-        world.start()
+        served.start()
     assert list(disk.iterdir()) == []
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    run = world.start()
+    run = served.start()
     run.reach("running")
     assert run.stop().status == "stopped"
     row(

@@ -1,7 +1,5 @@
 """The runner ends around the end of a flow run: what has completed stays completed."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time
@@ -12,8 +10,8 @@ from typing import Any
 import pytest
 
 from lachesis.prefect_client.resources import PrefectApi
-from tests.faults.world import World
-from tests.prefect_server import (
+from tests.faults.struck_home import StruckHome
+from tests.harness.prefect_server import (
     LINGER_S,
     WORK_S,
     end_runner_around_completion,
@@ -66,28 +64,28 @@ def test_a_completed_run_is_completed_after_the_server_was_ended_too(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
-    world: World, row: Callable[..., None], seed: int
+    served: StruckHome, row: Callable[..., None], seed: int
 ) -> None:
     """Half of the seeds kill before the record says that it has completed, half after it. A run
     that has lost its runner before that fails; one that has completed is so in both places.
     """
     chance = random.Random(seed)
-    run = world.start(total_steps=2)
+    run = served.start(total_steps=2)
     if seed % 2:
-        world.wait(lambda: len(run.steps()) >= 2, 150, "the last step", 0.02)
+        served.wait(lambda: len(run.steps()) >= 2, 150, "the last step", 0.02)
         pause_s = chance.uniform(0.0, 2.0)
     else:
-        world.wait(lambda: run.record.status == "completed", 150, "the end of the run", 0.02)
+        served.wait(lambda: run.record.status == "completed", 150, "the end of the run", 0.02)
         pause_s = chance.uniform(0.0, 1.0)
     time.sleep(pause_s)
     status = run.record.status
-    parts = [world.part("server"), world.part("runner")]
+    parts = [served.part("server"), served.part("runner")]
     chance.shuffle(parts)
     for pid in parts:
-        world.strike(pid, signal.SIGKILL)
-    world.restarts += 1
-    world.wait(lambda: not {*parts} & set(world.processes()), 30, "the end of both")
-    world.serve()
+        served.strike(pid, signal.SIGKILL)
+    served.restarts += 1
+    served.wait(lambda: not {*parts} & set(served.processes()), 30, "the end of both")
+    served.serve()
     record = run.ended(150)
     flow_run_id = record.flow_run_id or ""
 
@@ -96,7 +94,7 @@ def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
         return state
 
     # A flow that outlives its runner may complete after the next runner has marked it as crashed.
-    world.wait(
+    served.wait(
         lambda: (
             read_run_state()["type"] in ENDED
             and (read_run_state()["type"] == "COMPLETED") == (run.record.status == "completed")
@@ -106,7 +104,7 @@ def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
         0.5,
     )
     record = run.record
-    world.wait(lambda: run.seen().status == record.status, 30, "one word everywhere", 0.5)
+    served.wait(lambda: run.seen().status == record.status, 30, "one word everywhere", 0.5)
     state = read_run_state()
     if status == "completed":
         assert record.status == "completed"

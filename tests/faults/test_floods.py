@@ -1,7 +1,5 @@
 """Two hundred wrong requests a second at each server, and what is right goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess
@@ -16,7 +14,7 @@ import httpx
 import pytest
 
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.faults.world import KEY, World
+from tests.faults.struck_home import KEY, StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -32,14 +30,14 @@ class Flood:
 
 
 @pytest.mark.parametrize("server", ["engine", "trainer", "api", "prefect"])
-def test_wrong_requests_at_a_server_of_a_run(world: World, row: Row, server: str) -> None:
-    run = world.take("running")
+def test_wrong_requests_at_a_server_of_a_run(served: StruckHome, row: Row, server: str) -> None:
+    run = served.take("running")
     run.reach("running")
-    port = world.port if server == "prefect" else run.record.services[server].port
+    port = served.port if server == "prefect" else run.record.services[server].port
     with flooded(f"http://127.0.0.1:{port}") as flood:
         run.advances(5)
     assert run.record.status == "running"
-    world.current = run
+    served.current = run
     told = f"{flood.rate:.0f} wrong requests/s at {server}"
     row(
         fault=told,
@@ -52,21 +50,21 @@ def test_wrong_requests_at_a_server_of_a_run(world: World, row: Row, server: str
 
 @pytest.mark.parametrize("words", [("api",), ("mcp", "--http")], ids=lambda words: words[0])
 def test_wrong_requests_at_a_service_for_agents(
-    world: World, row: Row, words: tuple[str, ...]
+    served: StruckHome, row: Row, words: tuple[str, ...]
 ) -> None:
     """With the right token it answers then, and its log does not hold what was sent as one."""
-    port, log = reserve_free_ports(1)[0], world.home / "logs" / f"{words[0]}.log"
+    port, log = reserve_free_ports(1)[0], served.home / "logs" / f"{words[0]}.log"
     url, command = (
         f"http://127.0.0.1:{port}",
         [sys.executable, "-m", "lachesis.cli.main", *words, "--port", str(port)],
     )
     with log.open("wb") as stream:
-        service = subprocess.Popen(command, env=world.env(), stdout=stream, stderr=stream)
+        service = subprocess.Popen(command, env=served.env(), stdout=stream, stderr=stream)
     try:
-        world.wait(lambda: _status("GET", url), 60, "an answer", poll_s=0.2)
+        served.wait(lambda: _status("GET", url), 60, "an answer", poll_s=0.2)
         with flooded(url) as flood:
             pass
-        bearer = {"Authorization": f"Bearer {(world.home / 'token').read_text()}"}
+        bearer = {"Authorization": f"Bearer {(served.home / 'token').read_text()}"}
         right = ("GET", f"{url}/runs") if words == ("api",) else ("POST", f"{url}/mcp")
         expected = 200 if words == ("api",) else 400  # what was sent to the latter is no message
         assert (_status(*right), _status(*right, bearer)) == (401, expected)

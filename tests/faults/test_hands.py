@@ -1,7 +1,5 @@
 """What hands, environments and clients do to a run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -23,14 +21,15 @@ from lachesis.prefect_client.submit import list_parameters
 from lachesis.runs.end_causes import EndCause
 from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
 from tests.faults.signals import NOTICED_S
-from tests.faults.world import EDITS, INTERVAL, ROOT, World
+from tests.faults.struck_home import EDITS, INTERVAL, StruckHome
+from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 
-def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
-    run = world.take("running")
+def test_two_resumes_at_once_give_one_attempt(served: StruckHome, row: Row) -> None:
+    run = served.take("running")
     run.reach("running")
     attempt = run.stop().attempt
     code = (
@@ -42,7 +41,7 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     with ThreadPoolExecutor(4) as pool:
         calls = [
             pool.submit(
-                subprocess.run, command, env=world.env(), capture_output=True, text=True, cwd=ROOT
+                subprocess.run, command, env=served.env(), capture_output=True, text=True, cwd=ROOT
             )
             for _ in range(4)
         ]
@@ -56,7 +55,7 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     assert len(answers - {"None", run.record.flow_run_id}) <= 1, (
         "an answer from before the submission has the old flow run"
     )
-    world.current = run
+    served.current = run
     row(
         fault="four resumes at once",
         phase="ended",
@@ -66,14 +65,14 @@ def test_two_resumes_at_once_give_one_attempt(world: World, row: Row) -> None:
     )
 
 
-def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
+def test_a_copy_of_a_living_run_is_a_new_run(served: StruckHome, row: Row) -> None:
     """Prefect's page copies all parameters, the id of the run included."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     api = PrefectApi()
     deployment = api.read_deployment("train", "train")
     assert deployment is not None
-    run_ids_before = {record.run_id for record in world.store.all()}
+    run_ids_before = {record.run_id for record in served.store.all()}
     copy = api.create_flow_run(
         deployment["id"],
         name="copy",
@@ -81,8 +80,8 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
         tags=[],
         key=f"by-hand-{time.time()}",
     )
-    (record,) = world.wait(
-        lambda: [one for one in world.store.all() if one.run_id not in run_ids_before],
+    (record,) = served.wait(
+        lambda: [one for one in served.store.all() if one.run_id not in run_ids_before],
         90,
         "the new run",
     )
@@ -90,9 +89,9 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
     assert record.environment == run.record.environment
     run.advances()
     assert run.record.flow_run_id != copy["id"]
-    stop_run(world.store, record.run_id, now=True)
-    world.wait(lambda: get_run(world.store, record.run_id).has_ended, 90, "the end of the copy")
-    world.current = run
+    stop_run(served.store, record.run_id, now=True)
+    served.wait(lambda: get_run(served.store, record.run_id).has_ended, 90, "the end of the copy")
+    served.current = run
     row(
         fault="copied in Prefect",
         phase="running",
@@ -102,14 +101,14 @@ def test_a_copy_of_a_living_run_is_a_new_run(world: World, row: Row) -> None:
     )
 
 
-def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) -> None:
+def test_a_retry_in_prefect_goes_on_from_the_checkpoint(served: StruckHome, row: Row) -> None:
     """The same flow run, as the retry button and a deployment with retries have it; an attempt of
     its own for the record.
     """
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     attempt, flow_run_id = run.record.attempt, run.record.flow_run_id
-    world.strike(run.pid("trainer"), signal.SIGKILL)
+    served.strike(run.pid("trainer"), signal.SIGKILL)
     assert run.ended().status == "failed"
     kept = run.kept()
 
@@ -117,7 +116,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
         flow_run = PrefectApi().read_flow_run(flow_run_id or "") or {}
         return flow_run["state"]["type"] == "FAILED"
 
-    world.wait(ended, 30, "the end of the flow run, which comes after the run's")
+    served.wait(ended, 30, "the end of the flow run, which comes after the run's")
     state = {
         "type": "SCHEDULED",
         "name": "AwaitingRetry",
@@ -127,12 +126,12 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     httpx.post(
         f"{PrefectApi().url}/flow_runs/{flow_run_id}/set_state", json=again, trust_env=False
     ).raise_for_status()
-    world.wait(lambda: run.record.attempt > attempt and run.record.resumed, 120, "the resume")
+    served.wait(lambda: run.record.attempt > attempt and run.record.resumed, 120, "the resume")
     assert (run.record.attempt, run.record.flow_run_id) == (attempt + 1, flow_run_id)
     assert (run.record.resumed or {})["step"] == kept
     run.advances()
     assert run.seen().status == "running"
-    world.current = run
+    served.current = run
     row(
         fault="retried in Prefect",
         phase="failed",
@@ -142,9 +141,9 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(world: World, row: Row) 
     )
 
 
-def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(world: World, row: Row) -> None:
+def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(served: StruckHome, row: Row) -> None:
     """It has not completed, so that both views of it say that it was stopped."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     flow_run_id = run.record.flow_run_id or ""
     PrefectApi().set_state(flow_run_id, {"type": "COMPLETED", "name": "Completed"}, force=True)
@@ -156,7 +155,7 @@ def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(world: World, row:
         flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
         return bool(flow_run["state"]["type"] == "CANCELLED")
 
-    world.wait(is_cancelled, 30, "the same word in Prefect", 0.2)
+    served.wait(is_cancelled, 30, "the same word in Prefect", 0.2)
     row(
         fault="set to Completed in Prefect",
         phase="running",
@@ -177,21 +176,21 @@ PHASES = (
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
+def test_a_stop_while_it_starts(served: StruckHome, row: Row, phase: str) -> None:
     """No service starts after it, and asking twice is asking once."""
-    run = world.start()
+    run = served.start()
     if phase != "queued":
         order = PHASES.index(phase)
-        world.wait(
+        served.wait(
             lambda: PHASES.index(run.record.phase) >= order if run.record.phase in PHASES else True,
             120,
             phase,
             0.01,
         )
     asked = time.monotonic()
-    stop_run(world.store, run.run_id)
+    stop_run(served.store, run.run_id)
     begun = set(run.record.services)
-    stop_run(world.store, run.run_id)
+    stop_run(served.store, run.run_id)
     record = run.ended()
     assert record.status == "stopped", record.error
     assert all(value.state.startswith("exited") for value in record.services.values())
@@ -206,8 +205,8 @@ def test_a_stop_while_it_starts(world: World, row: Row, phase: str) -> None:
     )
 
 
-def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
-    run = world.take("running")
+def test_a_stop_by_prefects_page(served: StruckHome, row: Row) -> None:
+    run = served.take("running")
     run.reach("running")
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
     record = run.ended()
@@ -224,11 +223,11 @@ def test_a_stop_by_prefects_page(world: World, row: Row) -> None:
     )
 
 
-def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
+def test_a_checkpoint_is_cut_off(served: StruckHome, row: Row) -> None:
     """The one before it is used, and told."""
-    run = world.take("running")
-    world.wait(lambda: run.kept() >= 2 * INTERVAL, 120, "two checkpoints")
-    world.strike(run.pid("trainer"), signal.SIGKILL)
+    run = served.take("running")
+    served.wait(lambda: run.kept() >= 2 * INTERVAL, 120, "two checkpoints")
+    served.strike(run.pid("trainer"), signal.SIGKILL)
     run.ended()
     newest = run.checkpoints().find_newest()
     assert newest is not None
@@ -237,7 +236,7 @@ def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
     assert 0 < run.kept() < newest.step
     run.resume()
     assert "is damaged and skipped" in run.dir.get_log_file("trainer").read_text()
-    world.current = run
+    served.current = run
     row(
         fault="checkpoint cut off",
         phase="ended",
@@ -247,14 +246,14 @@ def test_a_checkpoint_is_cut_off(world: World, row: Row) -> None:
     )
 
 
-def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> None:
+def test_a_fork_goes_on_from_another_runs_weights(served: StruckHome, row: Row) -> None:
     """With its optimizer, at step 0; the run that it came from is as it was."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     run.stop()
     step, files = run.kept(), sorted(run.dir.engine.rglob("*"))
-    fork = world.start(from_checkpoint=f"{run.run_id}@{step}", learning_rate=1e-4)
-    world.wait(lambda: fork.record.resumed, 120, "the receipt")
+    fork = served.start(from_checkpoint=f"{run.run_id}@{step}", learning_rate=1e-4)
+    served.wait(lambda: fork.record.resumed, 120, "the receipt")
     receipt = fork.record.resumed or {}
     assert (receipt["step"], receipt["groups"]) == (0, 0)
     assert abs(receipt["loss_change"]) < 1e-3
@@ -262,7 +261,7 @@ def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> Non
     assert fork.steps()[0] == 1
     assert fork.record.forked_from == f"{run.run_id}@{step}"
     assert sorted(run.dir.engine.rglob("*")) == files
-    world.current = fork
+    served.current = fork
     row(
         fault="fork",
         phase="ended",
@@ -272,20 +271,20 @@ def test_a_fork_goes_on_from_another_runs_weights(world: World, row: Row) -> Non
     )
 
 
-def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> None:
+def test_the_configuration_is_edited_while_it_trains(served: StruckHome, row: Row) -> None:
     """The run goes on with what it was started with; a resume refuses what is none."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     good = run.dir.find_effective_config().read_text()
     run.dir.find_effective_config().write_text("env: [")
     run.advances()
     assert run.stop().status == "stopped"
     with pytest.raises(LachesisError, match=r"config\.yaml"):
-        resume_run(world.store, run.run_id)
+        resume_run(served.store, run.run_id)
     assert run.record.status == "stopped"
     run.dir.find_effective_config().write_text(good)
     run.resume()
-    world.current = run
+    served.current = run
     row(
         fault="config edited",
         phase="running",
@@ -295,13 +294,13 @@ def test_the_configuration_is_edited_while_it_trains(world: World, row: Row) -> 
     )
 
 
-def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> None:
+def test_an_environment_that_forks_leaves_nothing(served: StruckHome, row: Row) -> None:
     before = set(psutil.pids())
-    run = world.start(mode="forks")
+    run = served.start(mode="forks")
     run.reach("running")
-    world.strike(run.pid("environment"), signal.SIGKILL)
+    served.strike(run.pid("environment"), signal.SIGKILL)
     began = time.monotonic()
-    world.wait(
+    served.wait(
         lambda: run.record.phase == "restarting environment", NOTICED_S, "the death to be noticed"
     )
     noticed = f"{time.monotonic() - began:.1f}"
@@ -320,10 +319,10 @@ def test_an_environment_that_forks_leaves_nothing(world: World, row: Row) -> Non
     )
 
 
-def test_a_verifier_that_always_raises_ends_the_run(world: World, row: Row) -> None:
+def test_a_verifier_that_always_raises_ends_the_run(served: StruckHome, row: Row) -> None:
     """After the groups of three batches, with the reason; no policy starts it again."""
     edits = {"mode": "raises", "pause_s": 0.01, "limits.on_crash": "resume"}
-    run = world.start(**edits)
+    run = served.start(**edits)
     began = time.monotonic()
     record = run.ended(150)
     assert (record.status, record.attempt) == ("failed", 1)
@@ -333,7 +332,7 @@ def test_a_verifier_that_always_raises_ends_the_run(world: World, row: Row) -> N
     groups = int((record.error or "").split()[4])
     assert groups >= NUM_DEAD_BATCHES * EDITS["batch_size"] // EDITS["group_size"]
     assert not run.steps()
-    Monitor(world.store).tick()
+    Monitor(served.store).tick()
     assert run.seen().status == "failed"
     row(
         fault="a verifier that always raises",

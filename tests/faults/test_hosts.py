@@ -1,7 +1,5 @@
 """Ports, clocks, reboots and databases."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -19,15 +17,15 @@ import pytest
 
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
-from tests.faults.world import INTERVAL, Run, World, stranger_with_the_numbers_of
+from tests.faults.struck_home import INTERVAL, Run, StruckHome, stranger_with_the_numbers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 
-def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
-    run = world.start()
-    world.wait(
+def test_a_port_is_taken_between_choice_and_use(served: StruckHome, row: Row) -> None:
+    run = served.start()
+    served.wait(
         lambda: "trainer" not in run.record.services and _port(run),
         60,
         "the choice of ports",
@@ -50,7 +48,7 @@ def test_a_port_is_taken_between_choice_and_use(world: World, row: Row) -> None:
         )
         assert thief.poll() is None
         run.resume()
-        world.current = run
+        served.current = run
     finally:
         thief.kill()
         thief.wait()
@@ -76,7 +74,7 @@ def _port(run: Run) -> int | None:
 @pytest.mark.skipif(
     shutil.which("cc") is None, reason="no C compiler to make the clock of this case with"
 )
-def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
+def test_the_clock_jumps(served: StruckHome, tmp_path: Path, row: Row) -> None:
     """By a day forth, then to a day back, for launcher, server, runner and flow; the run may take
     an hour.
     """
@@ -86,10 +84,10 @@ def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
         check=True,
     )
     offset.write_text("0")
-    world.stop_serving()
-    world.serve(LD_PRELOAD=str(library), CLOCK_OFFSET_FILE=str(offset))
+    served.stop_serving()
+    served.serve(LD_PRELOAD=str(library), CLOCK_OFFSET_FILE=str(offset))
     try:
-        run = world.start(**{"limits.max_hours": 1.0})
+        run = served.start(**{"limits.max_hours": 1.0})
         run.reach("running")
         for jump in (86400, -86400):
             offset.write_text(str(jump))
@@ -100,8 +98,8 @@ def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
         assert run.record.ended_at is not None
         assert run.record.ended_at < note["started_at"], "the flow lives a day before it began"
     finally:
-        world.end_all_runs()
-        world.stop_serving()
+        served.end_all_runs()
+        served.stop_serving()
     row(
         fault="clock jumps by days",
         phase="running",
@@ -111,23 +109,23 @@ def test_the_clock_jumps(world: World, tmp_path: Path, row: Row) -> None:
     )
 
 
-def test_the_host_reboots(world: World, row: Row) -> None:
+def test_the_host_reboots(served: StruckHome, row: Row) -> None:
     """Every process is gone at once, and strangers have their numbers."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     made = run.steps()[-1]
-    power_off(world)
+    power_off(served)
     run.gone()
     with stranger_with_the_numbers_of(run) as stranger:
-        world.serve()
+        served.serve()
         record = run.ended()
         assert record.status == "failed"
-        Monitor(world.store).tick()
-        world.fix()
+        Monitor(served.store).tick()
+        served.fix()
         assert stranger.poll() is None
         assert run.kept() > made - INTERVAL - 1
         run.resume()
-        world.current = run
+        served.current = run
         assert stranger.poll() is None
     row(
         fault="host reboots",
@@ -138,22 +136,22 @@ def test_the_host_reboots(world: World, row: Row) -> None:
     )
 
 
-def test_a_crashed_run_goes_on_by_itself_after_a_reboot(world: World, row: Row) -> None:
+def test_a_crashed_run_goes_on_by_itself_after_a_reboot(served: StruckHome, row: Row) -> None:
     """With limits.on_crash=resume, at the first look of the monitor."""
-    run = world.start(**{"limits.on_crash": "resume"})
+    run = served.start(**{"limits.on_crash": "resume"})
     run.reach("running")
-    power_off(world)
+    power_off(served)
     run.gone()
-    world.serve()
-    world.wait(
-        lambda: Monitor(world.store).tick() and run.record.auto_resumes,
+    served.serve()
+    served.wait(
+        lambda: Monitor(served.store).tick() and run.record.auto_resumes,
         60,
         "the monitor's resume",
         1,
     )
     run.advances()
     assert (run.record.attempt, run.record.auto_resumes) == (2, 1)
-    world.current = run
+    served.current = run
     row(
         fault="host reboots",
         phase="running",
@@ -163,20 +161,20 @@ def test_a_crashed_run_goes_on_by_itself_after_a_reboot(world: World, row: Row) 
     )
 
 
-def power_off(world: World) -> None:
+def power_off(served: StruckHome) -> None:
     """Every process at once."""
-    for pid in world.processes():
+    for pid in served.processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if world.launcher is not None:
-        world.launcher.wait()
-    world.launcher = None
+    if served.launcher is not None:
+        served.launcher.wait()
+    served.launcher = None
 
 
-def test_the_database_is_locked(world: World, row: Row) -> None:
-    run = world.take("running")
+def test_the_database_is_locked(served: StruckHome, row: Row) -> None:
+    run = served.take("running")
     run.reach("running")
-    base = sqlite3.connect(world.home / "prefect" / "prefect.db", isolation_level=None)
+    base = sqlite3.connect(served.home / "prefect" / "prefect.db", isolation_level=None)
     base.execute("BEGIN EXCLUSIVE")
     begun = time.monotonic()
     run.advances()
@@ -184,7 +182,7 @@ def test_the_database_is_locked(world: World, row: Row) -> None:
     base.execute("ROLLBACK")
     base.close()
     run.advances()
-    world.current = run
+    served.current = run
     row(
         fault="database locked 20 s",
         phase="running",
@@ -194,17 +192,17 @@ def test_the_database_is_locked(world: World, row: Row) -> None:
     )
 
 
-def test_the_database_is_lost(world: World, row: Row) -> None:
+def test_the_database_is_lost(served: StruckHome, row: Row) -> None:
     """The server begins with an empty one; the run trains on, can be stopped, and resumed after the
     launcher's new start.
     """
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
-    for file in (world.home / "prefect").glob("prefect.db*"):
+    for file in (served.home / "prefect").glob("prefect.db*"):
         file.unlink()
-    world.strike(world.part("server"), signal.SIGKILL)
-    world.wait(
-        lambda: psutil.pid_exists(world.part("server")) and PrefectApi().is_healthy(),
+    served.strike(served.part("server"), signal.SIGKILL)
+    served.wait(
+        lambda: psutil.pid_exists(served.part("server")) and PrefectApi().is_healthy(),
         90,
         "a new server",
         0.5,
@@ -214,10 +212,10 @@ def test_the_database_is_lost(world: World, row: Row) -> None:
     record = run.stop()
     assert record.status == "stopped"
     assert run.kept() == run.steps()[-1]
-    world.stop_serving()
-    world.serve()
+    served.stop_serving()
+    served.serve()
     run.resume()
-    world.current = run
+    served.current = run
     row(
         fault="database lost",
         phase="running",
@@ -232,7 +230,7 @@ def test_a_launcher_ends_with_the_process_that_needs_it(
 ) -> None:
     """The demo may be killed without a word; its server and runner notice."""
     home = new_home()
-    place = World(home)
+    place = StruckHome(home)
     script = (
         "import time; from lachesis.prefect_client.background_serve import LauncherProcess; "
         "LauncherProcess().__enter__(); print('up', flush=True); time.sleep(600)"

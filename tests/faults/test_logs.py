@@ -2,27 +2,25 @@
 on beside it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.faults.world import World
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.matrix]
 Row = Callable[..., None]
 
 
-def test_a_log_without_end(world: World, row: Row) -> None:
+def test_a_log_without_end(served: StruckHome, row: Row) -> None:
     """Ten gigabytes in one go."""
-    run = world.start(mode="prints", gigabytes=10.0)
+    run = served.start(mode="prints", gigabytes=10.0)
     run.reach("running")
     log = run.dir.get_log_file("environment")
-    world.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
-    world.wait(lambda: not _is_flooded(log), 600, "the end of the flood", 1)
+    served.wait(lambda: log.with_name(f"{log.name}.1").exists(), 120, "the log to be put aside")
+    served.wait(lambda: not _is_flooded(log), 600, "the end of the flood", 1)
     size = sum(file.stat().st_size for file in run.dir.logs.iterdir())
     assert size < 250_000_000
     run.advances()

@@ -2,8 +2,6 @@
 Prefect server.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import server_file
 from lachesis.runs.end_causes import CAUSES, EndCause
 from tests.faults.signals import KILL, STOP, TERM, Case, play
-from tests.faults.world import World
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 GONE = CAUSES[EndCause.SERVE_LOST].sentence
@@ -59,15 +57,17 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_signal_to_what_surrounds_the_services(
-    world: World, case: Case, row: Callable[..., None]
+    served: StruckHome, case: Case, row: Callable[..., None]
 ) -> None:
-    play(world, case, row)
+    play(served, case, row)
     if case.part in ("runner", "server"):
-        assert world.launcher is not None
-        assert world.launcher.poll() is None, "the launcher lives on"
+        assert served.launcher is not None
+        assert served.launcher.poll() is None, "the launcher lives on"
 
 
-def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[..., None]) -> None:
+def test_a_schedule_by_hand_outlives_the_runner(
+    served: StruckHome, row: Callable[..., None]
+) -> None:
     """It has no slug, as Prefect's page makes it; each start of the runner saves its flows anew."""
     api = PrefectApi()
     deployment = api.read_deployment("train", "train")
@@ -81,11 +81,11 @@ def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[...,
         return [one for one in schedules if one["schedule"].get("cron") == cron["cron"]]
 
     for _ in range(2):
-        world.restarts += 1
-        runner = world.part("runner")
-        world.strike(runner, TERM)
-        world.wait(lambda pid=runner: world.part("runner") != pid, 90, "another runner")
-        world.serve()
+        served.restarts += 1
+        runner = served.part("runner")
+        served.strike(runner, TERM)
+        served.wait(lambda pid=runner: served.part("runner") != pid, 90, "another runner")
+        served.serve()
         (schedule,) = find_nightly()
         assert schedule["active"] is False
     api._request("DELETE", f"{path}/{schedule['id']}")
@@ -93,28 +93,28 @@ def test_a_schedule_by_hand_outlives_the_runner(world: World, row: Callable[...,
 
 
 def test_the_server_dies_while_the_runner_is_started_again(
-    world: World, row: Callable[..., None]
+    served: StruckHome, row: Callable[..., None]
 ) -> None:
     """The new runner waits for its server, so the launcher must not wait for the runner alone."""
-    world.stop_serving()
-    world.serve()
-    log = world.home / "launcher.log"
+    served.stop_serving()
+    served.serve()
+    log = served.home / "launcher.log"
     num_restarts = log.read_text().count("the Prefect runner exited")
-    server = world.part("server")
-    world.strike(world.part("runner"), KILL)
-    world.wait(
+    server = served.part("server")
+    served.strike(served.part("runner"), KILL)
+    served.wait(
         lambda: log.read_text().count("the Prefect runner exited") > num_restarts,
         30,
         "the launcher to notice",
     )
-    world.strike(server, KILL)
-    world.restarts += 1
+    served.strike(server, KILL)
+    served.restarts += 1
     struck_at = time.monotonic()
-    world.serve()
-    world.wait(PrefectApi().is_healthy, 60, "the server to answer", 0.5)
-    assert world.launcher is not None
-    assert world.launcher.poll() is None, "the launcher lives on"
-    live_parts = [name for name in ("server", "runner") if world.part(name) in world.processes()]
+    served.serve()
+    served.wait(PrefectApi().is_healthy, 60, "the server to answer", 0.5)
+    assert served.launcher is not None
+    assert served.launcher.poll() is None, "the launcher lives on"
+    live_parts = [name for name in ("server", "runner") if served.part(name) in served.processes()]
     assert live_parts == ["server", "runner"]
     row(
         fault="runner, then server SIGKILL",
@@ -125,26 +125,26 @@ def test_the_server_dies_while_the_runner_is_started_again(
     )
 
 
-def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
+def test_the_launcher_is_killed(served: StruckHome, row: Callable[..., None]) -> None:
     """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs
     with a checkpoint.
     """
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
-    assert world.launcher is not None
-    world.launcher.kill()
-    world.launcher.wait()
+    assert served.launcher is not None
+    served.launcher.kill()
+    served.launcher.wait()
     run.advances(1)
-    done = world.fix()
+    done = served.fix()
     assert (
         sum("deployments.runner" in one or "deployments.prefect_server" in one for one in done) == 2
     ), done
     record = run.ended()
     assert record.status == "stopped", record.error
     assert run.kept() == run.steps()[-1]
-    world.serve()
+    served.serve()
     run.resume()
-    world.current = run
+    served.current = run
     row(
         fault="launcher SIGKILL",
         phase="running",
@@ -154,17 +154,17 @@ def test_the_launcher_is_killed(world: World, row: Callable[..., None]) -> None:
     )
 
 
-def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None]) -> None:
+def test_a_server_that_came_back_is_obeyed(served: StruckHome, row: Callable[..., None]) -> None:
     """Prefect's own look-out for cancellations gives up while the server is away."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
-    world.restarts += 2
-    first = world.part("server")
-    world.strike(first, KILL)
-    world.wait(
+    served.restarts += 2
+    first = served.part("server")
+    served.strike(first, KILL)
+    served.wait(
         lambda: any(
             "deployments.prefect_server" in one
-            for pid, one in world.processes().items()
+            for pid, one in served.processes().items()
             if pid != first
         ),
         20,
@@ -173,12 +173,12 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     time.sleep(3)
     second = next(
         pid
-        for pid, one in world.processes().items()
+        for pid, one in served.processes().items()
         if "deployments.prefect_server" in one and pid != first
     )
-    world.strike(second, KILL)
+    served.strike(second, KILL)
     time.sleep(4)
-    world.wait(lambda: PrefectApi().is_healthy(), 60, "the new server", poll_s=0.2)
+    served.wait(lambda: PrefectApi().is_healthy(), 60, "the new server", poll_s=0.2)
     time.sleep(10)
     run.advances(1)
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
@@ -194,11 +194,13 @@ def test_a_server_that_came_back_is_obeyed(world: World, row: Callable[..., None
     )
 
 
-def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[..., None]) -> None:
+def test_a_run_is_cancelled_before_it_has_a_process(
+    served: StruckHome, row: Callable[..., None]
+) -> None:
     """As when the stop comes while the runner claims it; Prefect's server gives it up after five
     minutes.
     """
-    url = json.loads(server_file(world.home).read_text())["api_url"]
+    url = json.loads(server_file(served.home).read_text())["api_url"]
     with httpx.Client(base_url=url, trust_env=False) as prefect:
         deployment = prefect.get("/deployments/name/train/train").json()["id"]
         later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}
@@ -212,7 +214,7 @@ def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[
             )
         assert prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLING"
         began = time.monotonic()
-        world.wait(
+        served.wait(
             lambda: prefect.get(f"/flow_runs/{flow_run}").json()["state"]["type"] == "CANCELLED",
             40,
             "its end",
@@ -226,14 +228,16 @@ def test_a_run_is_cancelled_before_it_has_a_process(world: World, row: Callable[
     )
 
 
-def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[..., None]) -> None:
+def test_the_launcher_ends_while_its_server_is_away(
+    served: StruckHome, row: Callable[..., None]
+) -> None:
     """It starts the server once more, which the runner needs to end its runs."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
-    world.strike(world.part("server"), KILL)
+    served.strike(served.part("server"), KILL)
     time.sleep(0.2)
-    world.stop_serving()
-    assert world.processes() == {}
+    served.stop_serving()
+    assert served.processes() == {}
     assert run.record.status == "stopped", run.record.error
     assert run.kept() == run.steps()[-1]
     row(
@@ -245,24 +249,26 @@ def test_the_launcher_ends_while_its_server_is_away(world: World, row: Callable[
     )
 
 
-def test_the_server_dies_six_times_in_a_minute(world: World, row: Callable[..., None]) -> None:
+def test_the_server_dies_six_times_in_a_minute(
+    served: StruckHome, row: Callable[..., None]
+) -> None:
     """The run trains on, runner and launcher live on, and a stop is carried out after it."""
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     began_at = time.monotonic()
     for _ in range(6):  # Each time as soon as it is there again.
-        server = world.wait(
-            lambda: (pid := world.part("server")) in world.processes() and pid, 120, "a server"
+        server = served.wait(
+            lambda: (pid := served.part("server")) in served.processes() and pid, 120, "a server"
         )
-        world.strike(server, KILL)
-        world.wait(lambda pid=server: pid not in world.processes(), 20, "its end")
-    world.restarts = 3  # The next case begins with another launcher.
+        served.strike(server, KILL)
+        served.wait(lambda pid=server: pid not in served.processes(), 20, "its end")
+    served.restarts = 3  # The next case begins with another launcher.
     run.advances()
-    world.wait(PrefectApi().is_healthy, 150, "the server to answer", 0.5)
-    assert world.launcher is not None
-    assert world.launcher.poll() is None, "the launcher lives on"
+    served.wait(PrefectApi().is_healthy, 150, "the server to answer", 0.5)
+    assert served.launcher is not None
+    assert served.launcher.poll() is None, "the launcher lives on"
     assert run.seen().status == "running"
-    assert world.part("runner") in world.processes()
+    assert served.part("runner") in served.processes()
     record = run.stop()
     assert record.end_cause is EndCause.PERSON
     row(

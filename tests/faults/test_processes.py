@@ -2,8 +2,6 @@
 others, and proxies that cannot reach this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -26,7 +23,7 @@ from lachesis.prefect_client.serve_info import server_file
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.server import find_page_server
-from tests.faults.world import World
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -46,11 +43,11 @@ class A(BaseEnv):
 SETTINGS = ("total_steps=2", "batch_size=8", "group_size=4", "max_token_length=32")
 
 
-def kill_at_once(world: World, *pids: int) -> None:
+def kill_at_once(served: StruckHome, *pids: int) -> None:
     """Stop all first, so that none of them sees another one end."""
     for pid in pids:
         with contextlib.suppress(AssertionError):
-            world.strike(pid, signal.SIGSTOP)
+            served.strike(pid, signal.SIGSTOP)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # One of them may end with another.
             os.kill(pid, signal.SIGKILL)
@@ -65,23 +62,11 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-class Place(World):
+class Place(StruckHome):
     """A home of its own, and the commands that somebody types in it."""
 
-    def env(self) -> dict[str, str]:
-        return super().env() | {"LACHESIS_NO_SERVE": "0"}
-
-    def cli(self, *words: str, **env: str) -> tuple[int, Any]:
-        """The exit code and the answer in JSON, which is an error's too."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "lachesis.cli.main", *words, "--json"],
-            env={**self.env(), **env},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        return done.returncode, json.loads(done.stdout)
+    def __init__(self, home: Path) -> None:
+        super().__init__(home, LACHESIS_NO_SERVE="0")
 
     def find(self, text: str) -> int:
         """The process of this home with this text in its command, as soon as there is one."""
@@ -94,7 +79,7 @@ class Place(World):
     def is_empty(self) -> bool:
         return self.processes() == {}
 
-    def start(self, script: str) -> subprocess.Popen[bytes]:  # type: ignore[override]
+    def start_script(self, script: str) -> subprocess.Popen[bytes]:
         """A program that starts one of our processes."""
         return subprocess.Popen([sys.executable, "-c", script], env=self.env())
 
@@ -137,15 +122,15 @@ def test_a_home_beside_another_home_that_took_its_port(
     other = make_place()
     other.port = place.port
     other.serve()
-    assert place.cli("serve", "--stop")[1] == {"stopped": False}
-    code, answer = place.cli("train", "arithmetic", LACHESIS_NO_SERVE="1")
+    assert place.try_cli("serve", "--stop")[1] == {"stopped": False}
+    code, answer = place.try_cli("train", "arithmetic", LACHESIS_NO_SERVE="1")
     assert code == 1
     assert "no Prefect server is known" in answer["error"]
-    code, answer = place.cli("train", "arithmetic", *_edits("total_steps=2"), "--watch")
+    code, answer = place.try_cli("train", "arithmetic", *_edits("total_steps=2"), "--watch")
     assert (code, answer["status"]) == (0, "completed"), answer
     assert RunStore(other.home).all() == []
     assert [record.environment for record in RunStore(place.home).all()] == ["arithmetic"]
-    assert place.cli("serve", "--stop")[1] == {"stopped": True}
+    assert place.try_cli("serve", "--stop")[1] == {"stopped": True}
     place.wait(place.is_empty, 60, "the end of every process")
     assert other._is_whole(), "nothing of the other home was ended"
     row(
@@ -167,15 +152,15 @@ def test_a_server_whose_port_another_home_took_before_it_was_started_again(
         other = make_place()
         other.port = place.port
         other.serve()
-        code, answer = place.cli("train", "arithmetic")
+        code, answer = place.try_cli("train", "arithmetic")
         assert code == 1, answer
         assert "no longer listens" in answer["error"]
         assert RunStore(other.home).all() == []
     time.sleep(10)
     assert launcher.poll() is None, "it tries again until the port is free"
     other.stop_serving()
-    place.wait(lambda: place.cli("doctor")[1] and place._is_whole(), 120, "the server again")
-    code, answer = place.cli("train", "arithmetic", *_edits("total_steps=2"), "--watch")
+    place.wait(lambda: place.try_cli("doctor")[1] and place._is_whole(), 120, "the server again")
+    code, answer = place.try_cli("train", "arithmetic", *_edits("total_steps=2"), "--watch")
     assert (code, answer["status"]) == (0, "completed"), answer
     row(
         fault="server SIGKILL, another home took its port",
@@ -204,12 +189,12 @@ def test_a_stored_process_that_is_a_stranger(place: Place, row: Row) -> None:
             (place.home / "ui.json").write_text(
                 json.dumps({"home": str(place.home), "address": "x", "process": earlier})
             )
-            assert place.cli("serve", "--stop")[1] == {"stopped": False}
+            assert place.try_cli("serve", "--stop")[1] == {"stopped": False}
             assert find_page_server(place.home) is None
             # Another home's file, copied with its folder, names processes that live.
             info |= {"home": "/elsewhere", "processes": {"launcher": asdict(identity)}}
             server_file(place.home).write_text(json.dumps(info))
-            assert place.cli("serve", "--stop")[1] == {"stopped": False}
+            assert place.try_cli("serve", "--stop")[1] == {"stopped": False}
             assert stranger.poll() is None
         finally:
             stranger.kill()
@@ -230,9 +215,9 @@ def _edits(*values: str) -> tuple[str, ...]:
 def test_a_proxy_that_cannot_reach_this_machine(place: Place, kind: str, row: Row) -> None:
     proxies = PROXIES[kind]
     place.serve(**proxies)
-    code, answer = place.cli("train", "arithmetic", *_edits(), "--watch", **proxies)
+    code, answer = place.try_cli("train", "arithmetic", *_edits(), "--watch", **proxies)
     assert (code, answer["status"]) == (0, "completed"), answer
-    code, answer = place.cli("test", "arithmetic", "--steps", "1", **proxies)
+    code, answer = place.try_cli("test", "arithmetic", "--steps", "1", **proxies)
     assert code == 0, answer
     port = reserve_free_ports(1)[0]
     # `serve` has pages already; those of a command are asked for by a port.
@@ -265,10 +250,10 @@ def test_launcher_with_server_and_pages(place: Place, row: Row) -> None:
     kill_at_once(place, place.launcher.pid, place.part("server"), pages)
     place.launcher.wait()
     assert find_page_server(place.home) is None
-    code, answer = place.cli("train", "arithmetic")
+    code, answer = place.try_cli("train", "arithmetic")
     assert code == 1, "the runner still holds the home"
     assert "lachesis doctor --fix" in answer["error"]
-    assert place.cli("doctor", "--fix")[0] == 0
+    assert place.try_cli("doctor", "--fix")[0] == 0
     assert place.is_empty()
     place.serve()
     assert place._is_whole()
@@ -281,18 +266,18 @@ def test_launcher_with_server_and_pages(place: Place, row: Row) -> None:
 
 
 def test_launcher_in_the_background_with_its_command(place: Place, row: Row) -> None:
-    starter = place.start(
+    starter = place.start_script(
         "from lachesis.prefect_client.background_serve import start_background_server; "
         "start_background_server()"
     )
     launcher = place.find("deployments.serve")
     kill_at_once(place, starter.pid, launcher)
     starter.wait()
-    place.cli("doctor", "--fix")
+    place.try_cli("doctor", "--fix")
     place.wait(place.is_empty, 60, "the end of every process")
-    code, answer = place.cli("train", "arithmetic", *_edits(), "--watch")
+    code, answer = place.try_cli("train", "arithmetic", *_edits(), "--watch")
     assert (code, answer["status"]) == (0, "completed"), answer
-    place.cli("serve", "--stop")
+    place.try_cli("serve", "--stop")
     row(
         fault="command and its launcher SIGKILL",
         phase="starting",
@@ -304,7 +289,7 @@ def test_launcher_in_the_background_with_its_command(place: Place, row: Row) -> 
 @pytest.mark.parametrize("struck", ["both", "parent"])
 def test_child_that_reads_a_schema(place: Place, tmp_path: Path, struck: str, row: Row) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
-    reader = place.start(
+    reader = place.start_script(
         "from pathlib import Path; from lachesis.environment_catalog import lookup; "
         f"lookup.load_schema(lookup.find_environment('hangs', [Path({str(tmp_path)!r})]))"
     )
@@ -323,7 +308,7 @@ def test_child_that_reads_a_schema(place: Place, tmp_path: Path, struck: str, ro
 def test_check_of_an_agent_with_its_server(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
 ) -> None:
-    starter = place.start(
+    starter = place.start_script(
         "import time; from lachesis.agent_tools.environment_checks import start_check; "
         "start_check('arithmetic', new=False, install=False, model=None); time.sleep(600)"
     )
@@ -369,14 +354,14 @@ def test_stages_with_their_reaper(place: Place, tmp_path: Path, row: Row) -> Non
 
 
 @pytest.mark.parametrize("pair", [("flow", "reaper"), ("reaper", "trainer")], ids="+".join)
-def test_services_with_their_reaper(world: World, pair: tuple[str, str], row: Row) -> None:
-    run = world.take("running")
+def test_services_with_their_reaper(served: StruckHome, pair: tuple[str, str], row: Row) -> None:
+    run = served.take("running")
     run.reach("running")
-    kill_at_once(world, *(run.pid(part) for part in pair))
+    kill_at_once(served, *(run.pid(part) for part in pair))
     record = run.ended(240)
     assert record.status == "failed"
     run.resume()
-    world.current = run
+    served.current = run
     row(
         fault=f"{' and '.join(pair)} SIGKILL",
         phase="running",

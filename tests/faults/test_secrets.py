@@ -1,7 +1,5 @@
 """Where secrets are, and who may read the files of a run."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,32 +9,32 @@ import psutil
 import pytest
 
 from lachesis.runs.record import RunRecord
-from tests.faults.world import World
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
 
 
-def test_no_secret_is_anywhere(world: World, row: Row) -> None:
+def test_no_secret_is_anywhere(served: StruckHome, row: Row) -> None:
     """Of the user's keys, which the launcher has, and of the tokens of the run: not in an argument,
     not in the environment of a child that has no use for them, not in a file of the home, which
     holds logs, database and artifacts.
     """
-    run = world.start(use_wandb=True)
+    run = served.start(use_wandb=True)
     run.reach("running")
     tokens = {name: found for name in ("engine", "trainer") if (found := _token(run.pid(name)))}
     assert set(tokens) == {"engine", "trainer"}
-    marked = world.KEY
+    marked = served.KEY
     holders = {}
-    for pid, command in world.processes().items():
+    for pid, command in served.processes().items():
         assert marked not in command
         assert not any(token in command for token in tokens.values()), command
         environ = psutil.Process(pid).environ()
         holders[pid] = {name for name, value in environ.items() if marked in value}
     parts = {name: run.pid(name) for name in ("engine", "api", "trainer", "environment", "flow")}
     parts |= {
-        "server": world.part("server"),
-        "runner": world.part("runner"),
+        "server": served.part("server"),
+        "runner": served.part("runner"),
         "reaper": run.pid("reaper"),
     }
     for name in ("engine", "api", "environment", "server", "reaper"):
@@ -47,7 +45,7 @@ def test_no_secret_is_anywhere(world: World, row: Row) -> None:
     assert isinstance(run_report, RunRecord)
     found = [
         str(file)
-        for file in world.home.rglob("*")
+        for file in served.home.rglob("*")
         if file.is_file() and _holds(file, [marked, *tokens.values()])
     ]
     assert found == []
@@ -60,16 +58,18 @@ def test_no_secret_is_anywhere(world: World, row: Row) -> None:
     )
 
 
-def test_a_server_with_a_password(world: World, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_a_password(
+    served: StruckHome, row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody writes without it, runs train, and it is known to server, runner and flow alone."""
     password = "pw-marked-77c1e0"
-    world.stop_serving()
+    served.stop_serving()
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", f"me:{password}")
-    world.serve()
+    served.serve()
     try:
-        run = world.start()
+        run = served.start()
         run.reach("running")
-        url = f"http://127.0.0.1:{world.port}/api/flow_runs/filter"
+        url = f"http://127.0.0.1:{served.port}/api/flow_runs/filter"
         answers = [
             httpx.post(url, json={}, auth=auth, trust_env=False).status_code
             for auth in (None, ("me", "x"), ("me", password))
@@ -82,13 +82,13 @@ def test_a_server_with_a_password(world: World, row: Row, monkeypatch: pytest.Mo
         assert run.stop().status == "stopped"
         found = [
             str(file)
-            for file in world.home.rglob("*")
+            for file in served.home.rglob("*")
             if file.is_file() and _holds(file, [password])
         ]
         assert found == []
     finally:
-        world.end_all_runs()
-        world.stop_serving()
+        served.end_all_runs()
+        served.stop_serving()
     row(
         fault="server with a password",
         phase="running",
@@ -111,8 +111,8 @@ def _holds(file: Path, texts: list[str]) -> bool:
     return any(text.encode() in content for text in texts)
 
 
-def test_files_are_for_their_owner_alone(world: World, row: Row) -> None:
-    run = world.take("running")
+def test_files_are_for_their_owner_alone(served: StruckHome, row: Row) -> None:
+    run = served.take("running")
     run.reach("running")
     assert run.stop().status == "stopped"
     places = [run.dir.path, *run.dir.path.rglob("*")]

@@ -1,7 +1,5 @@
 """A home that has been served for weeks starts again without a word in the server's log."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import time
@@ -16,8 +14,7 @@ import httpx
 import pytest
 
 from lachesis.prefect_client.serve_info import find_api_url
-from tests.faults.world import World
-from tests.served import share_schemas
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.matrix]
 NUM_STARTS, NUM_TICKS, EVENTS_PER_TICK, LINES_PER_TICK = 10, 2000, 10, 5
@@ -33,22 +30,18 @@ TIMES = (
 
 
 @pytest.fixture
-def old_world(
-    tiny_model: Path, schemas: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[World]:
+def old_home(new_home: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[StruckHome]:
     """A home of its own, whose server has recorded many ticks of the monitor; it is not served."""
-    (tmp_path / "models").symlink_to(tiny_model / "models")
-    share_schemas(tmp_path, schemas)
-    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
-    world = World(tmp_path)
+    served = StruckHome(new_home())
+    monkeypatch.setenv("LACHESIS_HOME", str(served.home))
     try:
-        world.serve(LACHESIS_MONITOR_INTERVAL_S="15")
+        served.serve(LACHESIS_MONITOR_INTERVAL_S="15")
         record_one_tick()
-        world.stop_serving()
-        repeat_rows(tmp_path / "prefect" / "prefect.db")
-        yield world
+        served.stop_serving()
+        repeat_rows(served.home / "prefect" / "prefect.db")
+        yield served
     finally:
-        world.stop_serving()
+        served.stop_serving()
 
 
 def record_one_tick() -> None:
@@ -121,19 +114,19 @@ def repeat_rows(database: Path) -> None:
         connection.commit()
 
 
-def test_no_start_finds_the_database_locked(old_world: World, row: Callable[..., None]) -> None:
+def test_no_start_finds_the_database_locked(old_home: StruckHome, row: Callable[..., None]) -> None:
     """The monitor's first tick, which removes old ones, is part of each start."""
-    log, folder = old_world.home / "logs" / "server.log", old_world.home / "prefect"
-    saved = shutil.copytree(folder, old_world.home / "saved")
+    log, folder = old_home.home / "logs" / "server.log", old_home.home / "prefect"
+    saved = shutil.copytree(folder, old_home.home / "saved")
     locked = []
     for _ in range(NUM_STARTS):
         shutil.rmtree(folder)
         shutil.copytree(saved, folder)
-        old_world.serve(LACHESIS_MONITOR_INTERVAL_S="15")
+        old_home.serve(LACHESIS_MONITOR_INTERVAL_S="15")
         time.sleep(SETTLE_S)
         text = log.read_text(errors="replace")
         locked.append(text.count("sqlite3.OperationalError: database is locked"))
-        old_world.stop_serving()
+        old_home.stop_serving()
     assert locked == NUM_STARTS * [0]
     row(
         fault=f"{NUM_STARTS} starts with {NUM_TICKS} old ticks",

@@ -1,13 +1,11 @@
 """Signals to the services of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 
 from tests.faults.signals import KILL, STOP, TERM, Case, play
-from tests.faults.world import World
+from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 CASES = [
@@ -66,5 +64,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_signal_to_a_service(world: World, case: Case, row: Callable[..., None]) -> None:
-    play(world, case, row)
+def test_signal_to_a_service(served: StruckHome, case: Case, row: Callable[..., None]) -> None:
+    play(served, case, row)

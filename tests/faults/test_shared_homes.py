@@ -1,7 +1,5 @@
 """A home is copied to another host, or several programs change one run at once."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil
@@ -14,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.struck_home import StruckHome
 from tests.faults.test_disks import needs_root
-from tests.faults.world import ROOT, World
+from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -34,7 +33,7 @@ def run_elsewhere(tmp_path: Path, home: Path, *words: str) -> str:
     command = ["unshare", "--mount", "sh", "-c", f'{script}exec "$@"', "sh"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "lachesis.cli.main", *words],
-        env={**World(home).env(), "COLUMNS": "200"},
+        env={**StruckHome(home).env(), "COLUMNS": "200"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -46,12 +45,12 @@ def run_elsewhere(tmp_path: Path, home: Path, *words: str) -> str:
 
 @needs_root
 def test_a_home_is_copied_to_another_host_while_its_run_goes_on(
-    world: World, tmp_path: Path, row: Row
+    served: StruckHome, tmp_path: Path, row: Row
 ) -> None:
-    run = world.take("running")
+    run = served.take("running")
     run.reach("running")
     copy = tmp_path / "copy"
-    shutil.copytree(world.home, copy, symlinks=True, ignore=shutil.ignore_patterns("*.lock"))
+    shutil.copytree(served.home, copy, symlinks=True, ignore=shutil.ignore_patterns("*.lock"))
     record = copy / "runs" / run.run_id / "run.json"
     before = record.read_bytes()
     for words in (("runs",), ("status", run.run_id), ("results", run.run_id), ("doctor", "--fix")):
@@ -68,7 +67,7 @@ def test_a_home_is_copied_to_another_host_while_its_run_goes_on(
     assert b'"host_lost"' in record.read_bytes(), printed
     run.advances()
     assert run.seen().status == "running"
-    world.current = run
+    served.current = run
     row(
         fault="home copied to another host",
         phase="running",
@@ -87,9 +86,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
-def test_resumes_removals_and_edits_at_once(world: World, row: Row, number: int) -> None:
+def test_resumes_removals_and_edits_at_once(served: StruckHome, row: Row, number: int) -> None:
     """The run is resumed once or removed, and who did not get what he asked for is told."""
-    run = world.start(total_steps=400)
+    run = served.start(total_steps=400)
     run.reach("running")
     run.stop()
     kinds = ["resume", "remove", "edit", "resume", "remove"][:number]
@@ -98,7 +97,7 @@ def test_resumes_removals_and_edits_at_once(world: World, row: Row, number: int)
         code = f"import sys; from lachesis.runs.store import RunStore; {CHANGES[kind]}"
         done = subprocess.run(
             [sys.executable, "-c", code, run.run_id],
-            env=world.env(),
+            env=served.env(),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -121,7 +120,7 @@ def test_resumes_removals_and_edits_at_once(world: World, row: Row, number: int)
     else:
         assert done["remove"] >= 1
         assert not run.dir.path.exists()
-        assert not world.processes(run.dir.path)
+        assert not served.processes(run.dir.path)
         outcome = "removed"
     row(
         fault=f"{' '.join(kinds)} at once",

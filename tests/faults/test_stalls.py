@@ -1,7 +1,5 @@
 """A run that stands still: the part is named, at once and wherever the run is shown."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,22 +14,23 @@ from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tool_definition import CallContext
 from lachesis.agent_tools.tools import TOOLS
 from lachesis.monitor.tick import Monitor
-from tests.faults.world import ROOT, Run, World
+from tests.faults.struck_home import Run, StruckHome
+from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 STALL_AFTER_S = 5
 STEADY = (Path(__file__).parent / "steady.py").read_text().splitlines()
 
 
-def lachesis(world: World, *words: str) -> Any:
+def lachesis(served: StruckHome, *words: str) -> Any:
     command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
-    ended = subprocess.run(command, env=world.env(), capture_output=True, text=True, cwd=ROOT)
+    ended = subprocess.run(command, env=served.env(), capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
 
-def find_stall(world: World, run: Run) -> dict[str, str] | None:
-    Monitor(world.store).tick()
+def find_stall(served: StruckHome, run: Run) -> dict[str, str] | None:
+    Monitor(served.store).tick()
     return run.record.stall
 
 
@@ -39,10 +38,10 @@ def find_stall(world: World, run: Run) -> dict[str, str] | None:
     ("mode", "function"), [("blocks", "_verify_slowly"), ("locks", "_verify_by_pattern")]
 )
 def test_a_blocked_event_loop_is_named_with_its_line(
-    world: World, row: Callable[..., None], mode: str, function: str
+    served: StruckHome, row: Callable[..., None], mode: str, function: str
 ) -> None:
     """`blocks` sleeps without an await; `locks` keeps all threads of the process from running."""
-    run = world.start(mode=mode, stall_after_s=STALL_AFTER_S)
+    run = served.start(mode=mode, stall_after_s=STALL_AFTER_S)
     run.reach("running")
     session = AgentSession("matrix")
     context = CallContext(session)
@@ -52,13 +51,13 @@ def test_a_blocked_event_loop_is_named_with_its_line(
 
     assert "rate_limited" not in check_status()
     blocked_at = time.monotonic()
-    stall = world.wait(lambda: find_stall(world, run), 90, "the stall", poll_s=1.0)
+    stall = served.wait(lambda: find_stall(served, run), 90, "the stall", poll_s=1.0)
     noticed_s = time.monotonic() - blocked_at
     line = next(
         number for number, text in enumerate(STEADY, 1) if f"  # where `{mode}` stands" in text
     )
-    world.wait(
-        lambda: f"steady.py:{line}" in (find_stall(world, run) or stall)["evidence"],
+    served.wait(
+        lambda: f"steady.py:{line}" in (find_stall(served, run) or stall)["evidence"],
         30,
         "the line",
         poll_s=1.0,
@@ -73,7 +72,7 @@ def test_a_blocked_event_loop_is_named_with_its_line(
     assert status["health"]["stalled"]["part"] == "environment"
     assert status["progress"]["eta_seconds"] is None
     assert "continues by itself" not in check_status()["message"]
-    _check_shown(world, run)
+    _check_shown(served, run)
     row(
         fault=f"the verifier {mode} the event loop",
         phase="running",
@@ -85,13 +84,13 @@ def test_a_blocked_event_loop_is_named_with_its_line(
     run.stop(now=True)
 
 
-def _check_shown(world: World, run: Run) -> None:
+def _check_shown(served: StruckHome, run: Run) -> None:
     """Each place that shows the word shows the stall."""
-    (entry,) = [one for one in lachesis(world, "runs")["runs"] if one["run_id"] == run.run_id]
+    (entry,) = [one for one in lachesis(served, "runs")["runs"] if one["run_id"] == run.run_id]
     assert entry["stalled"].startswith("stalled in environment since ")
-    status = lachesis(world, "status", run.run_id)
+    status = lachesis(served, "status", run.run_id)
     assert status["health"]["stalled"]["part"] == "environment"
-    (page, *_) = lachesis(world, "report", run.run_id)["files"]
+    (page, *_) = lachesis(served, "report", run.run_id)["files"]
     report = Path(page).read_text()
     assert "It stands still." in report
     assert "Stalled in environment since" in report

@@ -2,8 +2,6 @@
 neither lost nor doubled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -17,11 +15,11 @@ from lachesis.operations.inference_tests import get_test, start_test
 from lachesis.operations.runs import resume_run
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import server_file
+from tests.faults.struck_home import StruckHome
 from tests.faults.test_disks import disk, fill, needs_root  # noqa: F401
 from tests.faults.test_hosts import power_off
-from tests.faults.world import World
+from tests.harness.home import share_schemas
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
-from tests.served import share_schemas
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 Row = Callable[..., None]
@@ -37,12 +35,12 @@ SENT_AGAIN_S = 90.0
 
 
 @contextlib.contextmanager
-def faulty_answers(world: World, answer: str) -> Iterator[LateAnswers]:
-    """Let commands and tools reach the server of the world only through what loses answers.
+def faulty_answers(served: StruckHome, answer: str) -> Iterator[LateAnswers]:
+    """Let commands and tools reach the server of the served only through what loses answers.
 
     The runner and the flows have the server's own address.
     """
-    file = server_file(world.home)
+    file = server_file(served.home)
     text = file.read_text()
     info = json.loads(text)
     with delay_answers(info["api_url"]) as faults:
@@ -61,9 +59,9 @@ def count_flow_runs(key: str) -> int:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_start_begins_once(world: World, row: Row, answer: str) -> None:
-    with faulty_answers(world, answer):
-        run = world.start()
+def test_a_start_begins_once(served: StruckHome, row: Row, answer: str) -> None:
+    with faulty_answers(served, answer):
+        run = served.start()
         answered = run.record
     assert answered.status in ("pending", "starting", "running"), answered.error
     run.reach("running")
@@ -79,18 +77,18 @@ def test_a_start_begins_once(world: World, row: Row, answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_resume_begins_once(world: World, row: Row, answer: str) -> None:
-    run = world.take("running")
+def test_a_resume_begins_once(served: StruckHome, row: Row, answer: str) -> None:
+    run = served.take("running")
     run.reach("running")
     attempt = run.stop().attempt
-    with faulty_answers(world, answer):
-        resumed = resume_run(world.store, run.run_id)
+    with faulty_answers(served, answer):
+        resumed = resume_run(served.store, run.run_id)
     assert (resumed.attempt, resumed.error) == (attempt + 1, None)
-    world.wait(lambda: run.record.resumed, SENT_AGAIN_S, "the resume")
+    served.wait(lambda: run.record.resumed, SENT_AGAIN_S, "the resume")
     run.advances()
     assert count_flow_runs(run.record.submission_key) == 1
     assert (run.record.attempt, run.seen().status) == (attempt + 1, "running")
-    world.current = run
+    served.current = run
     row(
         fault=f"Prefect answers {answer}",
         phase="resume",
@@ -101,19 +99,19 @@ def test_a_resume_begins_once(world: World, row: Row, answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_test_begins_once(world: World, row: Row, answer: str) -> None:
+def test_a_test_begins_once(served: StruckHome, row: Row, answer: str) -> None:
     spec = TestSpec(
         environment="steady",
-        models=[f"embedded:{world.model}"],
+        models=[f"embedded:{served.model}"],
         steps=1,
         group_size=2,
         settings="max_token_length=32",
     )
-    with faulty_answers(world, answer):
-        test = start_test(world.store, spec)
+    with faulty_answers(served, answer):
+        test = start_test(served.store, spec)
     assert test.error is None
-    ended = world.wait(
-        lambda: (seen := get_test(world.store, test.test_id)).has_ended and seen,
+    ended = served.wait(
+        lambda: (seen := get_test(served.store, test.test_id)).has_ended and seen,
         SENT_AGAIN_S + 120,
         "the end of the test",
         0.5,
@@ -125,18 +123,18 @@ def test_a_test_begins_once(world: World, row: Row, answer: str) -> None:
 
 @needs_root
 def test_a_start_is_pending_while_the_disk_is_full(
-    world: World,
+    served: StruckHome,
     disk: Path,  # noqa: F811
     row: Row,
 ) -> None:
-    with faulty_answers(world, "never"):
-        run = world.start()
+    with faulty_answers(served, "never"):
+        run = served.start()
     filler = fill(disk)
-    world.wait(
+    served.wait(
         lambda: count_flow_runs(run.record.submission_key) == 1, SENT_AGAIN_S, "the flow run"
     )
     filler.unlink()
-    world.wait(lambda: run.seen().flow_run_id or run.seen().has_ended, SENT_AGAIN_S, "the answer")
+    served.wait(lambda: run.seen().flow_run_id or run.seen().has_ended, SENT_AGAIN_S, "the answer")
     if run.seen().has_ended:  # Its flow may have begun on the full disk.
         run.gone()
         assert "No space left" in (run.record.error or ""), run.record.error
@@ -147,20 +145,20 @@ def test_a_start_is_pending_while_the_disk_is_full(
     row(fault="disk full", phase="pending", expected="one run", seen="one run")
 
 
-def test_a_start_is_pending_while_the_host_reboots(world: World, row: Row) -> None:
-    with faulty_answers(world, "never, and nothing arrives"):
-        run = world.start()
+def test_a_start_is_pending_while_the_host_reboots(served: StruckHome, row: Row) -> None:
+    with faulty_answers(served, "never, and nothing arrives"):
+        run = served.start()
         assert run.record.flow_run_id is None
-        power_off(world)
-    world.serve()
+        power_off(served)
+    served.serve()
     run.reach("running")
     assert count_flow_runs(run.record.submission_key) == 1
-    world.current = run
+    served.current = run
     row(fault="host reboots", phase="pending", expected="one run", seen="one run")
 
 
 def test_a_start_is_pending_while_the_home_moves(
-    world: World,
+    served: StruckHome,
     tiny_model: Path,
     schemas: Path,
     tmp_path: Path,
@@ -168,13 +166,13 @@ def test_a_start_is_pending_while_the_home_moves(
     row: Row,
 ) -> None:
     """It moves to another folder of its host; a copy on another host sends nothing."""
-    world.end_all_runs()
+    served.end_all_runs()
     before = tmp_path / "before"
     before.mkdir()
     (before / "models").symlink_to(tiny_model / "models")
     share_schemas(before, schemas)
     monkeypatch.setenv("LACHESIS_HOME", str(before))
-    first = World(before)
+    first = StruckHome(before)
     first.model = str((before / "models").resolve() / Path(first.model).name)
     first.serve()
     with faulty_answers(first, "never, and nothing arrives"):
@@ -184,7 +182,7 @@ def test_a_start_is_pending_while_the_home_moves(
     after = tmp_path / "after"
     shutil.move(before, after)
     monkeypatch.setenv("LACHESIS_HOME", str(after))
-    second = World(after)
+    second = StruckHome(after)
     try:
         second.serve()
         second.wait(

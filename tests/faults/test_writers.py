@@ -2,10 +2,7 @@
 late, wrongly or not at all; record, ledger and flow run agree after each step.
 """
 
-from __future__ import annotations
-
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,9 +23,9 @@ from lachesis.runs.store import RunStore
 from lachesis.spending.agent_limits import compute_committed_cost
 from lachesis.spending.ledger import read_ledger
 from tests.faults.writers import ACTIONS, PER_DAY_USD, POLICY, Writer
-from tests.patience import deadline
+from tests.harness.prefect_server import give_database, serve_prefect
+from tests.harness.waiting import call_again
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
-from tests.prefect_server import give_database, serve_prefect
 from tests.tinker_cloud.stand_ins import ensure_stand_in
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
@@ -148,13 +145,7 @@ def list_flow_runs(scene: Scene) -> list[Any]:
 
 def ask_patiently(ask: Callable[[], T]) -> T:
     """Return the answer of the real server, which four writers may keep busy for some seconds."""
-    until = deadline(60)
-    while True:
-        try:
-            return ask()
-        except ServerDownError:
-            assert time.monotonic() < until
-            time.sleep(0.5)
+    return call_again(ask, ServerDownError, poll_s=0.5)
 
 
 def require_known_or_refused(

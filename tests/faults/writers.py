@@ -4,8 +4,6 @@ Each is a process of its own. What a run's flow does is played by the same funct
 services.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import Future, ProcessPoolExecutor

@@ -4,8 +4,6 @@ A `Recipe` says what a run has made, step by step; `record_run` writes its recor
 checkpoints and the weights that they name.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from lachesis.runs.end_causes import EndCause
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import AdditionalEnvironment, PastAttempt, RunRecord, ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 BEGAN_AT = datetime(2026, 11, 1, 12, tzinfo=UTC)
 STEP_S = 2.0

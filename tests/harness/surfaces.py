@@ -4,8 +4,6 @@ A surface makes `Claims`: the fact by name, and its value as it is written there
 because a surface may write fewer digits than another one.
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,9 +1,6 @@
 """The inference server on a real engine and a real port."""
 
-from __future__ import annotations
-
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +14,7 @@ from lachesis.inference_server.serving import bind_inference_socket, serve_in_ba
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.trained_model import Policy
 from lachesis.trainer.trainer_state import TrainerState
-from tests.patience import deadline
+from tests.harness.waiting import call_again
 
 
 @pytest.fixture
@@ -41,12 +38,4 @@ async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 async def until_answers(url: str) -> None:
-    until = deadline(20)
-    async with httpx.AsyncClient() as client:
-        while True:
-            try:
-                await client.get(url)
-                return
-            except httpx.HTTPError:
-                assert time.monotonic() < until, f"{url} does not answer"
-                await asyncio.sleep(0.05)
+    await asyncio.to_thread(call_again, lambda: httpx.get(url), httpx.HTTPError, 20)

@@ -1,7 +1,5 @@
 """Requests to the inference server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The endpoints that environments sample from, asked by plain HTTP and by clients of Atropos."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,13 +1,8 @@
 """No request, however wrong, ends the inference server or is answered without its token."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -17,8 +12,8 @@ from lachesis.config import run_config as run_config
 from lachesis.inference_server.app import create_app
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.trainer_state import TrainerState
-from tests.conftest import end, wait_http
-from tests.fuzz import fuzz, refusals, routes
+from tests.harness.fuzz import fuzz, refusals, routes
+from tests.harness.processes import run_program
 
 CONFIG = run_config.resolve_run_config("arithmetic", "embedded", {})
 APP = create_app(cast(Any, None), None, CONFIG, TrainerState())
@@ -43,15 +38,10 @@ def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         "LACHESIS_INFERENCE_TOKEN": "run-token",
     }
     command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file), "--base-only"]
-    with (folder / "log").open("wb") as log:
-        env = {**os.environ, **secrets, "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(
-            command, env=env, cwd=Path(folder), stdout=log, stderr=log, start_new_session=True
-        )
-    wait_http(f"{url}/health", process)
-    yield url
-    assert process.poll() is None, (folder / "log").read_text()
-    end(process)
+    env = {**secrets, "HF_HUB_OFFLINE": "1"}
+    with run_program(command, folder / "log", f"{url}/health", **env) as process:
+        yield url
+        assert process.poll() is None, (folder / "log").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Sampling parameters in the dialects of OpenAI, vLLM and SGLang: obeyed, or refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Forecasts against numbers worked out by hand; prices; what the code of an environment is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

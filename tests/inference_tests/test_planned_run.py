@@ -1,7 +1,5 @@
 """The pace of earlier runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from lachesis.inference_tests.forecast import PlannedRun
 from lachesis.inference_tests.planned_run import MIN_TIMED_STEPS, find_earlier_step_time
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 SIZES: dict[str, Any] = {
     "total_steps": 100,

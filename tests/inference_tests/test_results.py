@@ -1,7 +1,5 @@
 """An inference test leaves files that hold scores and reasons; they are read, and remarked on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether an environment works and can be learned from: its real `process` command."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -28,7 +26,7 @@ from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_lea
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.tiny_model import build as tiny_model_build
-from tests.endpoint import Endpoint, serving
+from tests.harness.openai_endpoint import Endpoint, serving
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"

@@ -1,7 +1,5 @@
 """The verdict on an environment: its faults, its remarks, and how sure its shares are."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

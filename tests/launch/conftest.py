@@ -1,7 +1,5 @@
 """A home without models, an environment of our own, and commands that are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

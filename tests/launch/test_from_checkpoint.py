@@ -1,7 +1,5 @@
 """A run that starts from the checkpoint of another one, or goes on with other limits."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path
@@ -23,8 +21,8 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.services.plan import make_training_plan
 from lachesis.tiny_model import build
 from tests.checkpoints.test_manifests import save
+from tests.harness import home
 from tests.launch.conftest import Refused
-from tests.records import make_record
 
 # --- from an earlier run
 # ----------------------------------------------------------------------------------------------
@@ -41,15 +39,16 @@ def earlier(random_model: str) -> str:
 def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
     store = RunStore()
     environment = resolve_launch(store, LaunchSpec(environment="arithmetic")).environment
-    config = run_config.resolve_run_config(
-        "arithmetic", "embedded", {"tinker": {"lora_rank": 8}}, model=model
+    record = home.write_run(
+        store,
+        edits={"tinker": {"lora_rank": 8}},
+        run_id=run_id,
+        environment="arithmetic",
+        environment_file=environment.file_path,
+        base_model=model,
+        status="stopped",
     )
-    record = make_record(
-        run_id=run_id, environment="arithmetic", environment_file=environment.file_path,
-        profile="embedded", base_model=model,
-        total_steps=9, seed=0, wandb_project="p", wandb_run_name="n", status="stopped",
-    )  # fmt: skip
-    folder = store.create(record, config.to_yaml())
+    folder = store.dir(record.run_id)
     for step in steps:
         save(Checkpoints(folder.checkpoints), step)
     return run_id

@@ -1,7 +1,5 @@
 """A training as a file: written with every field, started, and begun like another run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -12,33 +10,21 @@ import jsonschema
 import pytest
 import yaml
 
-from lachesis.cli.main import main
 from lachesis.config.field_edits import ConfigFields
 from lachesis.config.run_config import RunConfig, resolve_run_config
 from lachesis.launch.launch_file import OWN_FIELDS, make_similar_spec, read_launch_file
 from lachesis.operations.launches import preview_launch
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 RUN = "0123abcd"
 
 
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run_command(*words: str, code: int = 0) -> str:
-        capsys.readouterr()
-        assert main(list(words)) == code
-        shown = capsys.readouterr()
-        return shown.err if code else shown.out
-
-    return run_command
-
-
-@pytest.fixture
-def written(tmp_path: Path, printed: Callable[..., str]) -> Path:
+def written(tmp_path: Path, shown: Callable[..., str]) -> Path:
     """The file that `lachesis config arithmetic` writes."""
     file = tmp_path / "RUN.yaml"
-    file.write_text(printed("config", "arithmetic"))
+    file.write_text(shown("config", "arithmetic"))
     return file
 
 
@@ -57,7 +43,7 @@ def drop_own_fields(config: RunConfig) -> dict[str, Any]:
 
 
 def test_a_file_has_every_field_and_describes_the_default_launch(
-    written: Path, printed: Callable[..., str]
+    written: Path, shown: Callable[..., str]
 ) -> None:
     content = yaml.safe_load(written.read_text())
     fields = ConfigFields("embedded", is_owner=True).by_name
@@ -76,7 +62,7 @@ def test_a_file_has_every_field_and_describes_the_default_launch(
     assert "default: 0.0015" in text, "the learning rate of the profile"
     request = read_launch_file(written, 60.0)
     assert request.settings == {}, "every value is the default"
-    schema = json.loads(printed("config", "arithmetic", "--schema"))
+    schema = json.loads(shown("config", "arithmetic", "--schema"))
     jsonschema.validate(content, schema)
 
 
@@ -89,10 +75,10 @@ def test_what_a_file_changes_is_what_the_launch_sets(written: Path) -> None:
     assert resolve(request).tinker.learning_rate == 0.00123
 
 
-def test_options_have_priority_over_the_file(written: Path, printed: Callable[..., str]) -> None:
+def test_options_have_priority_over_the_file(written: Path, shown: Callable[..., str]) -> None:
     written.write_text("environment: arithmetic\ntinker: {learning_rate: 0.5, seed: 3}\n")
     answer = json.loads(
-        printed("train", str(written), "--set", "learning_rate=0.25", "--dry-run", "--json")
+        shown("train", str(written), "--set", "learning_rate=0.25", "--dry-run", "--json")
     )
     assert answer["set_fields"] == {"tinker.learning_rate": 0.25, "tinker.seed": 3}
     assert [service["name"] for service in answer["services"]] == [
@@ -105,13 +91,13 @@ def test_options_have_priority_over_the_file(written: Path, printed: Callable[..
 
 
 def test_an_environment_is_found_beside_the_file(
-    own: Path, tmp_path: Path, printed: Callable[..., str]
+    own: Path, tmp_path: Path, shown: Callable[..., str]
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     shutil.copy(own, folder / "own.py")
     (folder / "run.yml").write_text("environment: own.py\n")
-    shown = printed("train", str(folder / "run.yml"), "--dry-run")
+    shown = shown("train", str(folder / "run.yml"), "--dry-run")
     assert "own" in shown
     assert "Nothing was started" in shown
 
@@ -132,18 +118,18 @@ def test_an_environment_is_found_beside_the_file(
     ],
 )
 def test_a_file_that_is_wrong_is_refused(
-    tmp_path: Path, content: str, message: str, printed: Callable[..., str]
+    tmp_path: Path, content: str, message: str, shown: Callable[..., str]
 ) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(content)
-    shown = printed("train", str(file), "--dry-run", code=1)
+    shown = shown("train", str(file), "--dry-run", code=1)
     assert message in shown
     assert "\n" not in shown.strip()
 
 
-def test_a_file_that_is_not_there_is_refused(printed: Callable[..., str]) -> None:
-    assert "cannot be read: No such file" in printed("train", "none.yaml", code=1)
-    assert "nothing says what to train on" in printed("train", code=1)
+def test_a_file_that_is_not_there_is_refused(shown: Callable[..., str]) -> None:
+    assert "cannot be read: No such file" in shown("train", "none.yaml", code=1)
+    assert "nothing says what to train on" in shown("train", code=1)
 
 
 def make_run(store: RunStore, model: str, edits: dict[str, dict[str, Any]], **changes: Any) -> None:
@@ -153,7 +139,7 @@ def make_run(store: RunStore, model: str, edits: dict[str, dict[str, Any]], **ch
 
 
 def test_a_run_like_another_one_has_its_settings(
-    random_model: str, printed: Callable[..., str]
+    random_model: str, shown: Callable[..., str]
 ) -> None:
     """Also those that nobody had set, but that are not the defaults any more."""
     store = RunStore()
@@ -166,22 +152,22 @@ def test_a_run_like_another_one_has_its_settings(
         "env.group_size": 8,
     }
     assert (spec.model, spec.tags) == (random_model, ["a"])
-    content = yaml.safe_load(printed("config", "--like", "@last"))
+    content = yaml.safe_load(shown("config", "--like", "@last"))
     assert content["tinker"]["learning_rate"] == 0.5
     assert content["model"] == random_model
 
 
 def test_a_run_like_another_one_with_another_seed(
-    random_model: str, printed: Callable[..., str]
+    random_model: str, shown: Callable[..., str]
 ) -> None:
     store = RunStore()
     make_run(store, random_model, {"tinker": {"learning_rate": 0.5}})
     words = ["train", "--like", RUN[:3], "--seed", "4", "--set", "group_size=8", "--dry-run"]
-    answer = json.loads(printed(*words, "--json"))
+    answer = json.loads(shown(*words, "--json"))
     assert answer["set_fields"] == {
         "tinker.learning_rate": 0.5,
         "env.group_size": 8,
         "tinker.seed": 4,
     }
     assert answer["model"] == random_model
-    assert "Nothing was started" in printed(*words)
+    assert "Nothing was started" in shown(*words)

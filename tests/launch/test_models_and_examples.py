@@ -1,7 +1,5 @@
 """Which base model and which examples a launch takes, and which it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The same launch, said at every surface, is the same spec byte for byte, or the same refusal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +21,8 @@ from lachesis.environment_catalog.lookup import find_environment, load_schema
 from lachesis.launch.launch_file import EDITED_SECTIONS, read_launch_file
 from lachesis.launch.resolve import resolve_launch
 from lachesis.runs.store import RunStore
-from tests.command_line import parse_command
-from tests.properties import examples
+from tests.harness.command_line import parse_command
+from tests.harness.properties import examples
 
 ENVIRONMENT, TIMEOUT_S = "arithmetic", 60.0
 # Fields that read files or look for programs, and that of another launch's environments.

@@ -1,10 +1,6 @@
 """A model that cannot be loaded is refused in seconds, with the cause and with what helps."""
 
-from __future__ import annotations
-
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import pytest
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.models.find_model import is_cached, require_model
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.patience import POLL_S
+from tests.harness.http_answers import Reply, Request, serve_answers
 
 STATUSES = {
     "/open/model": 200,
@@ -25,17 +21,11 @@ STATUSES = {
 }
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the Hub does for the file config.json of a model."""
-
-    def do_HEAD(self) -> None:
-        name = self.path.removesuffix("/resolve/main/config.json")
-        allowed = self.headers.get("Authorization") == "Bearer hf_right"
-        self.send_response(200 if name == "/gated/model" and allowed else STATUSES[name])
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+def answer_as_hub(request: Request) -> Reply:
+    """Answer as the Hub does for the file config.json of a model."""
+    name = request.path.removesuffix("/resolve/main/config.json")
+    allowed = request.headers.get("Authorization") == "Bearer hf_right"
+    return Reply(200 if name == "/gated/model" and allowed else STATUSES[name])
 
 
 @pytest.fixture
@@ -56,15 +46,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,))
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    yield url
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_answers(answer_as_hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield url
 
 
 def write_model(folder: Path, *names: str) -> Path:

@@ -1,7 +1,5 @@
 """While modules are imported no garbage is collected, and afterwards it is."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """PEFT leaves bitsandbytes out where it is told to."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What the numbers of a run say about learning."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups that are lost because the environment raises while it scores them."""
 
-from __future__ import annotations
-
 from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.reward_trend import WINDOW
 from lachesis.monitor.run_history import RunFacts

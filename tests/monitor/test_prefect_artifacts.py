@@ -1,7 +1,5 @@
 """The table of a run's services in the Prefect UI says in plain words what they do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.monitor.observe import Observation
@@ -11,7 +9,7 @@ from lachesis.monitor.tick import WatchedRun
 from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.runs.folder import RunDir
 from lachesis.runs.record import RunRecord, ServiceRecord
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 def list_states_and_details(

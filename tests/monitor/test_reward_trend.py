@@ -1,7 +1,5 @@
 """The sums over a run's steps, and the test of a rise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any

@@ -2,8 +2,6 @@
 the same bounds.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

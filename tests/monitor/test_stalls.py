@@ -1,7 +1,5 @@
 """Which part is waited for, and since when."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +11,7 @@ from lachesis.monitor.observe import Observation
 from lachesis.monitor.stalls import PHASE_TIME_KEYS, find_stall
 from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 NOW = time.time()
 ALIVE = {"written_at": NOW, "last_group_at": NOW - 300, "empty_groups": 0, "errors": {}}

@@ -1,7 +1,5 @@
 """Tools that need the Prefect server start it where none runs: once, and say so."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import os
@@ -19,8 +17,8 @@ from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 from lachesis.prefect_client import background_serve
 from lachesis.prefect_client.serve_info import read_server_info
-from tests.prefect_server import give_database
-from tests.served import processes_under
+from tests.harness.prefect_server import give_database
+from tests.harness.served_home import processes_under
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A Prefect server that the modules of this folder share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
 from lachesis.prefect_client.resources import PrefectApi
-from tests.prefect_server import give_database, serve_prefect
+from tests.harness.prefect_server import give_database, serve_prefect
 
 
 @pytest.fixture(scope="package")

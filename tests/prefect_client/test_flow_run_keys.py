@@ -1,9 +1,6 @@
 """A flow run finds its run by its key, and a status of one run reads no other run's folder."""
 
-from __future__ import annotations
-
 import secrets
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +22,7 @@ from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.removal import remove_run
 from lachesis.runs.store import RunStore
-from tests.records import create_run, make_record
+from tests.harness.home import create_run, make_record
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,11 +36,6 @@ def deployment(prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch) -> str:
     flow_id = prefect_api._request("POST", "/flows/", {"name": TRAINING_FLOW})["id"]
     body = {"name": f"train-{name}", "flow_id": flow_id}
     return str(prefect_api._request("POST", "/deployments/", body)["id"])
-
-
-@pytest.fixture
-def store(clean_environment: Path) -> RunStore:
-    return RunStore(clean_environment)
 
 
 def schedule(api: PrefectApi, deployment: str, key: str, **parameters: Any) -> str:

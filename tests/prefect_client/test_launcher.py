@@ -1,7 +1,5 @@
 """What a look at a run may write, and who is told to end when the server does not answer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -30,8 +28,8 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.records import make_record
-from tests.served import processes_under
+from tests.harness.home import make_record
+from tests.harness.served_home import processes_under
 
 RUN = "0123abcd"
 
@@ -168,7 +166,7 @@ def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
 
 WAITS = """
 import pathlib, signal, sys, time
-from tests.records import make_record
+from tests.harness.home import make_record
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 print("up", flush=True)

@@ -1,7 +1,5 @@
 """Which addresses the server's automations can call, and what an evaluation may hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.errors import ConfigError

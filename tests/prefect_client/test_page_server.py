@@ -1,12 +1,9 @@
 """The pages beside the launcher: started once, started again, and never left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from deployments.serve import PAGES_PORT_VARIABLE, Launcher
 from lachesis.base import managed_process
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.server import find_page_server
-from tests.patience import deadline
+from tests.harness.waiting import call_again
 
 
 def make_launcher(home: Path) -> Launcher:
@@ -39,13 +36,7 @@ def launcher(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def wait_for_page(link: str) -> httpx.Response:
     """Return what a browser that follows the link gets, as soon as there is an answer."""
-    until = deadline(30)
-    while True:
-        try:
-            return httpx.get(link, follow_redirects=True)
-        except httpx.ConnectError:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+    return call_again(lambda: httpx.get(link, follow_redirects=True), httpx.ConnectError)
 
 
 def read_link(capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,7 +1,5 @@
 """A start, a resume and a test are neither lost nor doubled, whatever Prefect answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,8 +24,8 @@ from lachesis.prefect_client.stop import cancel_run
 from lachesis.runs import store as store_module
 from lachesis.runs.store import RunStore
 from lachesis.spending.ledger import read_ledger
+from tests.harness.home import create_run
 from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
-from tests.records import create_run
 
 pytestmark = pytest.mark.timeout(300)
 UNKNOWN: tuple[Fault, ...] = ("answer late", "answer lost", "request lost", "busy")
@@ -43,11 +41,6 @@ def faults(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers
         monkeypatch.setattr(pending_submissions, "OWN_SUBMISSION_S", 0.0)
         faults.delay_s = 3.0
         yield faults
-
-
-@pytest.fixture
-def store(clean_environment: Path) -> RunStore:
-    return RunStore(clean_environment)
 
 
 def create_test(tests: InferenceTestStore) -> InferenceTest:

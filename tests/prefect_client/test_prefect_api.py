@@ -1,12 +1,8 @@
 """What the plain HTTP client makes of a server that is busy, hangs, or is none."""
 
-from __future__ import annotations
-
-import http.server
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,40 +12,30 @@ from lachesis.base.errors import ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import SERVER, write_server_info
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.patience import POLL_S
+from tests.harness.http_answers import Reply, Request, serve_answers
 
 
-class Busy(http.server.ThreadingHTTPServer):
+class Busy:
     """Answers 503 so many times, then 200."""
 
     refusals = 0
+    url = ""
 
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Busy
-
-    def do_GET(self) -> None:
-        busy, self.server.refusals = self.server.refusals > 0, self.server.refusals - 1
-        self.send_response(503 if busy else 200)
-        self.send_header("Content-Length", "4")
-        self.end_headers()
-        self.wfile.write(b"true")
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def answer(self, request: Request) -> Reply:
+        busy, self.refusals = self.refusals > 0, self.refusals - 1
+        return Reply(503 if busy else 200, True)
 
 
 @pytest.fixture
 def server() -> Iterator[Busy]:
-    with Busy(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
-        yield server
-        server.shutdown()
+    busy = Busy()
+    with serve_answers(busy.answer) as busy.url:
+        yield busy
 
 
 def test_a_busy_server_is_asked_again(server: Busy) -> None:
     """SQLite lets one write at a time; Prefect answers the others with 503."""
-    api = PrefectApi(f"http://127.0.0.1:{server.server_address[1]}/api")
+    api = PrefectApi(f"{server.url}/api")
     server.refusals = 2
     assert api.is_healthy()
     server.refusals = 100

@@ -1,7 +1,5 @@
 """The private parts of Prefect that the runner uses exist in the version that is installed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import sqlite3

@@ -2,8 +2,6 @@
 choices in forms.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

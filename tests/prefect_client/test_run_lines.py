@@ -1,7 +1,5 @@
 """Who watches `lachesis serve` reads when a run starts and how it ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from deployments import run_lines
 from deployments.run_lines import RunLines
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 RUN = "0123abcd"
 

@@ -1,8 +1,5 @@
 """Our runner at a real Prefect server: what people made stays, and what has completed too."""
 
-from __future__ import annotations
-
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,14 +8,14 @@ import pytest
 
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
-from tests.patience import deadline
-from tests.prefect_server import (
+from tests.harness.home import make_record
+from tests.harness.prefect_server import (
     WORK_S,
     end_runner_around_completion,
     read_state,
     run_lingering_flow_runner,
 )
-from tests.records import make_record
+from tests.harness.waiting import wait_until
 
 # The first poll of the runner's watch fails, as it does where a private part of Prefect is gone.
 FAILING_WATCH = """
@@ -83,12 +80,10 @@ def test_schedules_of_people_survive_the_start_of_the_runner(
 def test_a_watch_of_flow_runs_that_fails_is_begun_again_and_said(
     prefect_api: PrefectApi, tmp_path: Path
 ) -> None:
-    log_file, until = tmp_path / "runner.log", deadline(60)
+    log = tmp_path / "runner.log"
     with run_lingering_flow_runner(prefect_api, tmp_path, FAILING_WATCH):
-        while "the watch polls" not in (log := log_file.read_text()):
-            assert time.monotonic() < until, log
-            time.sleep(0.1)
-    assert "the watch of flow runs has failed; it begins again in 1 s" in log
+        wait_until(lambda: "the watch polls" in log.read_text(), 60, log=log)
+    assert "the watch of flow runs has failed; it begins again in 1 s" in log.read_text()
 
 
 def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
@@ -138,7 +133,5 @@ def test_a_training_that_completes_after_its_flow_run_was_marked_as_crashed(
     with run_lingering_flow_runner(prefect_api, tmp_path):
         assert read_states() == expected
         store.update("0000000a", status="completed")
-        until = deadline(60)
-        while read_states() != {**expected, "0000000a": "COMPLETED"}:
-            assert time.monotonic() < until, read_states()
-            time.sleep(0.5)
+        expected["0000000a"] = "COMPLETED"
+        wait_until(lambda: read_states() == expected, 60, read_states, poll_s=0.5)

@@ -1,7 +1,5 @@
 """What a flow run that a schedule of Prefect has made does: it makes a run, or is skipped."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.errors import FieldValueError, RunSkippedError
@@ -12,7 +10,7 @@ from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 NIGHTLY = {"environment": "arithmetic", "steps": 5, "name": "my nights"}
 

@@ -1,12 +1,9 @@
 """A team's own worker trains: Prefect's process worker at a plain Prefect server."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,8 @@ import pytest
 from deployments.serve import PREFECT_SETTINGS
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
-from tests.patience import deadline
-from tests.prefect_server import ROOT
+from tests.harness.prefect_server import ROOT, read_state
+from tests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
@@ -68,19 +65,14 @@ def test_a_training_is_run_by_a_worker_of_prefect(
             *("-p", "steps=2", "-p", f"settings={settings!r}".replace("'", '"')),
         )
         store = RunStore(Path(worker_env["LACHESIS_HOME"]))
-        until = deadline(200)
-        while not (records := store.all()) or not records[0].has_ended:
-            assert worker.poll() is None, log_file.read_text()
-            assert time.monotonic() < until, log_file.read_text()
-            time.sleep(0.5)
+        records = wait_until(
+            lambda: [record for record in store.all() if record.has_ended],
+            200, process=worker, log=log_file,
+        )  # fmt: skip
         assert (records[0].status, records[0].total_steps) == ("completed", 2), records[0].error
         flow_run_id = records[0].flow_run_id or ""
-        while (state := (prefect_api.read_flow_run(flow_run_id) or {})["state"]["type"]) == (
-            "RUNNING"
-        ):
-            assert time.monotonic() < until, log_file.read_text()
-            time.sleep(0.5)
-        assert state == "COMPLETED"
+        wait_until(lambda: read_state(prefect_api, flow_run_id) != "RUNNING", 60, log=log_file)
+        assert read_state(prefect_api, flow_run_id) == "COMPLETED"
     finally:
         with contextlib.suppress(ProcessLookupError):
             worker.terminate()

@@ -1,7 +1,5 @@
 """Answers of a group: equal ones together, what an item expects, and the colours of tokens."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from lachesis.web.token_text import (
     name_heat,
     split_answer,
 )
-from tests.rollout_rows import make_row
+from tests.harness.home import make_row
 
 
 @pytest.fixture(scope="module")

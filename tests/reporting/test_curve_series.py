@@ -1,7 +1,5 @@
 """Curves: means over steps, fewer points whose peaks stay, and the end of a curve that goes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

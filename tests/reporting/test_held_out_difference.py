@@ -1,7 +1,5 @@
 """Two held-out results are told apart by their items, one by one where the answers were kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Terminal, page, Prefect's artifact and tool say the same of an inference test."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Loss and accuracy of a completed run are always known."""
 
-from __future__ import annotations
-
 from lachesis.reporting.run_schemas import summarize_last_steps
 from lachesis.runs.held_out_results import HeldOutPoint
 

@@ -1,7 +1,5 @@
 """Every surface shows the same judgement of learning."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -33,7 +31,7 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.web.report_file import write_report
-from tests.records import make_record
+from tests.harness.home import write_run
 
 RUN = "0123abcd"
 REASON = "ValueError: the answer has no number"
@@ -41,31 +39,9 @@ STALL = "the trainer has been waiting for samples of the engine for 100 s"
 EVIDENCE = f"100% of 6,400 rollouts had no usable score ({REASON}, 400 times)"
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
-    return RunStore(tmp_path)
-
-
 def make(store: RunStore, **changes: Any) -> RunRecord:
-    values = {
-        "environment": "arithmetic",
-        "environment_file": "arithmetic.py",
-        "profile": "embedded",
-        "base_model": "m",
-    }
-    values |= {
-        "total_steps": 100,
-        "seed": 0,
-        "wandb_project": "p",
-        "wandb_run_name": "n",
-        "started_at": now_iso(),
-    }
-    record = make_record(**{"run_id": RUN, **values, **changes})
-    store.create(
-        record, run_config.resolve_run_config("arithmetic", "embedded", {}, model="m").to_yaml()
-    )
-    return record
+    values = {"environment": "arithmetic", "total_steps": 100, "started_at": now_iso()}
+    return write_run(store, **{"run_id": RUN, **values, **changes})
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Runs that were read are kept until their files change, and not for ever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The facts are computed here from what the run was made of, by other ways than th
 and each surface is asked in its own words.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

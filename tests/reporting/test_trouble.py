@@ -1,7 +1,5 @@
 """What a page shows of a run that needs a look: the curves, the step, and counted outcomes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.reporting.charts import SMALL_CHARTS
@@ -14,7 +12,7 @@ from lachesis.reporting.run_headline import (
 )
 from lachesis.runs.metrics import Step
 from lachesis.runs.record import RunRecord
-from tests.records import make_record
+from tests.harness.home import make_record
 
 RAISED = "40% of the rollouts of the last 20 steps had no usable score, since step 3 (it raised)"
 STEPS: list[Step] = [

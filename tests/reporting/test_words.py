@@ -1,7 +1,5 @@
 """What the pages say: verdicts, comparisons, numbers, and nothing that the data does not allow."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +18,7 @@ from lachesis.reporting.run_summary import RunSummary
 from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
 from lachesis.runs.held_out_results import HeldOutPoint, to_point
 from lachesis.runs.record import RunRecord
-from tests.records import make_record
+from tests.harness.home import make_record
 
 REWARD = {"first": 0.1, "last": 0.9}
 

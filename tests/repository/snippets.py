@@ -1,7 +1,5 @@
 """Find the blocks of a page that a reader can run, and run them as a reader would."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -2,8 +2,6 @@
 installed.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

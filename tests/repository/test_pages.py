@@ -1,7 +1,5 @@
 """The pages that are made from the code are current, and the written ones agree with it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

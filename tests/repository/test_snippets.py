@@ -1,7 +1,5 @@
 """What the pages tell a reader to type works, in order, in an empty home."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

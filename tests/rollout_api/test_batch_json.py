@@ -1,7 +1,5 @@
 """A batch is read from JSON in small steps, and comes out as `json.loads` gives it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from lachesis.rollout_api import batch_json
 from lachesis.rollout_api.batch_json import read_batch_json
-from tests.properties import examples
+from tests.harness.properties import examples
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -1,7 +1,5 @@
 """A trainer that waits for a batch leaves nothing behind when none comes."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

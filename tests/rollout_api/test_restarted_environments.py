@@ -1,7 +1,5 @@
 """Batches go on being formed while environments of a mixture are killed and restarted."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

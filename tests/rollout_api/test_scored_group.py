@@ -1,7 +1,5 @@
 """The shape of a scored group, checked without the services that ask for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,7 +13,7 @@ from lachesis.rollout_api.scored_group import (
     find_fault,
     find_unwritable_value,
 )
-from tests.properties import examples
+from tests.harness.properties import examples
 
 GROUP: dict[str, Any] = {
     "tokens": [[1, 2], [3]], "masks": [[-100, 2], [3]], "scores": [1, 0.5],

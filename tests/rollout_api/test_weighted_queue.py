@@ -1,7 +1,5 @@
 """Several environments in one run: who may fill a batch, and what each of them reads."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path
@@ -25,7 +23,7 @@ from lachesis.operations.launches import edit_launch, resolve_launch
 from lachesis.rollout_api.weighted_queue import WeightedQueue
 from lachesis.runs.store import RunStore
 from lachesis.trainer.rollout_client import RolloutClient
-from tests.conftest import api_process
+from tests.harness.processes import api_process
 
 
 def env(number: int, weight: float = 1.0, *, connected: bool = True) -> Json:

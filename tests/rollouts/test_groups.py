@@ -1,7 +1,5 @@
 """Groups of rollouts: which questions find which of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 from lachesis.base.errors import StorageError
 from lachesis.rollouts.groups import GroupQuery, read_group, read_group_table
 from lachesis.rollouts.parquet_files import RolloutFolder
-from tests.rollout_rows import make_row
+from tests.harness.home import make_row
 
 
 def make_group(step: int, group: int, scores: list[Any], **changes: Any) -> list[dict[str, Any]]:

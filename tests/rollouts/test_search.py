@@ -1,7 +1,5 @@
 """The rollouts of a run in Parquet: written, merged, deleted, discarded by a resume, and found."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from lachesis.base.errors import ConfigError, StorageError
 from lachesis.rollouts import parquet_files
 from lachesis.rollouts.parquet_files import COLUMNS, RolloutFolder, list_rollout_files, make_schema
 from lachesis.rollouts.search import RolloutQuery, find_rollouts
-from tests.rollout_rows import make_row
+from tests.harness.home import make_row
 
 GIGABYTE = 10**9
 

@@ -1,7 +1,5 @@
 """What the trainer keeps of each rollout: texts, outcome, reason, and what was refused."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

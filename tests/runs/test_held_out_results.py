@@ -1,7 +1,5 @@
 """What evaluations on held-out items have shown, on every surface that needs no server."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
@@ -38,7 +36,7 @@ from lachesis.runs.held_out_results import (
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.record import AdditionalEnvironment, RunRecord
 from lachesis.web.report_file import write_page
-from tests import records
+from tests.harness import home as records
 
 SHARES = {0: 0.1, 10: 0.3, 20: 0.55, 30: 0.7}
 

@@ -1,7 +1,5 @@
 """The identity of a boot."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Values of one metric for a sparkline, of short and of very long runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

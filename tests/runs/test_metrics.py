@@ -1,7 +1,5 @@
 """The metrics file, of which the last steps are read without the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,13 +1,11 @@
 """Runs by a beginning of their id, by their name, and the newest one."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.errors import UnknownRunError
 from lachesis.runs.names_and_tags import resolve_checkpoint_name, resolve_run_id
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 RUN_IDS = ("0123abcd", "0199ffff", "ab000000", "cd000000")
 # A name may look like the beginning of an id.

@@ -1,7 +1,5 @@
 """What a run is made of is recorded when it is created, and shown."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -23,7 +21,7 @@ from lachesis.runs.provenance import (
 )
 from lachesis.runs.store import RunStore
 from lachesis.web.report_file import write_page
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 def git(folder: Path, *words: str) -> None:

@@ -1,7 +1,5 @@
 """Records on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import multiprocessing
@@ -25,7 +23,7 @@ from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
 from lachesis.runs.record import RunRecord, get_attempt_duration_s
 from lachesis.runs.store import RunStore
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
@@ -194,7 +192,7 @@ def test_seconds_are_those_that_passed(
     )
 
 
-def look_often(home: Path, count: int, answers: multiprocessing.Queue[int]) -> None:
+def look_often(home: Path, count: int, answers: "multiprocessing.Queue[int]") -> None:
     folder = RunStore(home).dir("0123abcd")
     answers.put(sum(folder.is_alive() for _ in range(count)))
 

@@ -1,7 +1,5 @@
 """A suggested command, pasted into a fresh shell in another folder, means what its run had."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,9 +13,9 @@ import pytest
 
 from lachesis.runs.record import RunRecord
 from lachesis.runs.suggested_commands import advise_new_run, format_repeat, format_test
-from tests.command_line import parse_command
 from tests.environments import sums
-from tests.records import make_record
+from tests.harness.command_line import parse_command
+from tests.harness.home import make_record
 
 HOSTILE = 'it\'s $HOME `id` "q" \\ ; touch pwned\n#ü'
 SETTINGS: dict[str, Any] = {

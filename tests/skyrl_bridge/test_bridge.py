@@ -1,7 +1,5 @@
 """The real SDK on an engine that means something else by most words, over the bridge."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
@@ -20,7 +18,7 @@ from lachesis.tinker_conformance.session import TEXT, open_backend_session
 from lachesis.tinker_conformance.weight_probes import PROBES
 from lachesis.tinker_server.model_description import read_bridged_model
 from lachesis.trainer.sdk_data import make_datum
-from tests.conftest import TOKEN, end
+from tests.harness.processes import TOKEN, end
 from tests.skyrl_bridge.conftest import Bridge
 
 pytestmark = pytest.mark.timeout(300)

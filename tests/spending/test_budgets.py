@@ -1,7 +1,5 @@
 """Budgets of a run: what counts as spent, and when one is used up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from lachesis.spending.budgets import (
     find_exceeded_limit,
     read_spent_file,
 )
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 def record(**changes: Any) -> RunRecord:

@@ -1,7 +1,5 @@
 """A run that costs money begins only after a yes, on every way to start one."""
 
-from __future__ import annotations
-
 import builtins
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ledger knows what was promised and spent, whatever becomes of the runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,7 +21,7 @@ from lachesis.runs.store import RunStore
 from lachesis.spending import ledger as ledger_module
 from lachesis.spending.agent_limits import compute_committed_cost
 from lachesis.spending.ledger import has_had_run, hold_ledger, read_ledger, settle_run
-from tests.records import make_record
+from tests.harness.home import make_record
 
 LONG_AGO = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
 

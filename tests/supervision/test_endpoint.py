@@ -1,7 +1,5 @@
 """Where the endpoint of a model is, and which variables its client gets."""
 
-from __future__ import annotations
-
 import pytest
 
 from lachesis.base.errors import ConfigError

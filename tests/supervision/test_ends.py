@@ -1,7 +1,5 @@
 """Every cause for which a run ends is made here, by what makes it in earnest."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -24,7 +22,6 @@ from lachesis.base.errors import (
     ValidationMissingError,
 )
 from lachesis.base.timestamps import now_iso
-from lachesis.config import run_config
 from lachesis.monitor.tick import Monitor
 from lachesis.operations.runs import stop_run
 from lachesis.prefect_client import pending_submissions, refresh, runs_from_prefect, stop
@@ -36,7 +33,7 @@ from lachesis.runs.host_clock import make_host_fields, read_boot_id
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.stop_requests import StopRequested
-from tests.records import make_record
+from tests.harness.home import write_run
 
 RUN = "0123abcd"
 
@@ -58,10 +55,8 @@ class Ender:
             "boot_id": read_boot_id(),
             **make_host_fields(),
         }
-        record = make_record(**{"run_id": RUN, **begun, **values})
-        config = run_config.resolve_run_config("sums", record.profile, {}, model="Qwen/Qwen3-8B")
-        self.store.create(record, config.to_yaml())
-        return record
+        model = {"run_id": RUN, "base_model": "Qwen/Qwen3-8B"}
+        return write_run(self.store, **{**model, **begun, **values})
 
     def by_flow(
         self, error: BaseException | None = None, record: RunRecord | None = None, **values: Any

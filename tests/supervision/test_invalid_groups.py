@@ -1,7 +1,5 @@
 """When an environment gives only groups that training cannot use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

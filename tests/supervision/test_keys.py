@@ -2,10 +2,7 @@
 run; `test_checking` has the check.
 """
 
-from __future__ import annotations
-
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,10 @@ from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.runs.store import RunStore
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
-from tests.endpoint import serving
-from tests.nosy import make_nosy, read_variables
-from tests.patience import deadline
-from tests.records import make_record
+from tests.harness.home import make_record
+from tests.harness.openai_endpoint import serving
+from tests.harness.process_variables import make_nosy, read_variables
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
@@ -113,10 +110,7 @@ def test_in_a_run(
     plan.write_files()
     with ServiceGroup() as group:
         group.start(spec)
-        until = deadline(60)
-        while not nosy.with_name("environ.jsonl").is_file() or not read_variables(nosy):
-            assert group.is_running("environment"), spec.log.read_text()
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        written = nosy.with_name("environ.jsonl")
+        wait_until(lambda: written.is_file() and read_variables(nosy), 60, log=spec.log)
     (found,) = read_variables(nosy)
     assert found["WANDB_MODE"] == "offline"

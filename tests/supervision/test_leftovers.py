@@ -1,7 +1,5 @@
 """What dead runs have left is found and ended; what lives, or is somebody else's, stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from lachesis.cli.commands import doctor
 from lachesis.runs.store import RunStore
 from lachesis.supervision import leftovers
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
-from tests.records import make_record
+from tests.harness.home import write_run
 
 RUN = "0123abcd"
 
@@ -29,12 +27,7 @@ RUN = "0123abcd"
 def store(clean_environment: Path) -> RunStore:
     """With one run that has failed."""
     store = RunStore(clean_environment)
-    record = make_record(
-        run_id=RUN, environment="e", environment_file="e.py", profile="custom", base_model="m",
-        total_steps=9, seed=0,
-        wandb_project="p", wandb_run_name="n", status="failed", ended_at=now_iso(),
-    )  # fmt: skip
-    store.create(record)
+    write_run(store, run_id=RUN, status="failed", ended_at=now_iso())
     return store
 
 

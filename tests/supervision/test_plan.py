@@ -1,7 +1,5 @@
 """A run's record and its configuration become the services that it needs."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path
@@ -20,7 +18,7 @@ from lachesis.supervision.services.inference_test import (
     make_stage_check_spec,
 )
 from lachesis.supervision.services.plan import make_training_plan
-from tests.records import make_record
+from tests.harness.home import make_record
 
 
 def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(

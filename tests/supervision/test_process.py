@@ -1,7 +1,5 @@
 """What a child may see, and which ports it gets."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

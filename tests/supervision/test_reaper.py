@@ -1,7 +1,5 @@
 """A service's log goes on, and its reader lives, whatever the disk or a late message does."""
 
-from __future__ import annotations
-
 import builtins
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a death means is one table, in the code and in the docs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from lachesis.supervision.restarts import RESTART_RULES, RestartBudget

@@ -1,7 +1,5 @@
 """Services end in reverse order, whatever happens to the process that started them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,22 +18,14 @@ from lachesis.supervision.readiness import (
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.supervision.services.spec import ServiceSpec, make_http_readiness_check
+from tests.harness.waiting import wait_until
 
-CHILD = str(Path(__file__).parents[1] / "child.py")
+CHILD = str(Path(__file__).parents[1] / "harness" / "simple_service.py")
 
 
 def spec(name: str, tmp_path: Path, *argv: str, **options: object) -> ServiceSpec:
     values = {"log": tmp_path / f"{name}.log", "cwd": tmp_path, **options}
     return ServiceSpec(name, [sys.executable, CHILD, *argv], **values)  # type: ignore[arg-type]
-
-
-def wait_for(condition: object, timeout_s: float = 10) -> bool:
-    until = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def alive(pid: int) -> bool:
@@ -51,11 +41,12 @@ def test_services_end_in_reverse_order(tmp_path: Path) -> None:
     with ServiceGroup() as group:
         for name in ("first", "second", "third"):
             group.start(spec(name, tmp_path, "note", str(notes), name))
-        assert wait_for(
+        wait_until(
             lambda: all(
                 "ready note" in (tmp_path / f"{n}.log").read_text()
                 for n in ("first", "second", "third")
-            )
+            ),
+            10,
         )
     assert notes.read_text().split() == ["third", "second", "first"]
 
@@ -172,7 +163,7 @@ def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
         group.start(spec("environment", tmp_path, "family", str(pids), grace_s=0.5))
-        assert wait_for(lambda: "ready deaf" in (tmp_path / "environment.log").read_text())
+        wait_until(lambda: "ready deaf" in (tmp_path / "environment.log").read_text(), 10)
         family = [int(pid) for pid in pids.read_text().split()]
     assert not any(alive(pid) for pid in family)
 
@@ -185,7 +176,7 @@ def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> Non
     with ServiceGroup() as group:
         other = group.start(spec("trainer", tmp_path, "sleep"))
         leader = group.start(spec("environment", tmp_path, "family", str(pids), grace_s=6.0))
-        assert wait_for(lambda: "ready deaf" in (tmp_path / "environment.log").read_text())
+        wait_until(lambda: "ready deaf" in (tmp_path / "environment.log").read_text(), 10)
         child = int(pids.read_text().split()[1])
         for pid, name in ((leader, "environment"), (other, "trainer")):
             os.kill(pid, signal.SIGKILL)
@@ -236,10 +227,10 @@ def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path: Path, victim: str)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)])
     file = tmp_path / "pids"
     try:
-        assert wait_for(lambda: file.exists() and len(file.read_text().split()) == 3)
+        wait_until(lambda: file.exists() and len(file.read_text().split()) == 3, 10)
         *services, reaper = [int(pid) for pid in file.read_text().split()]
         os.kill(parent.pid if victim == "parent" else reaper, signal.SIGKILL)
-        assert wait_for(lambda: not any(alive(pid) for pid in services))
+        wait_until(lambda: not any(alive(pid) for pid in services), 10)
     finally:
         parent.kill()
         parent.wait()
@@ -250,9 +241,9 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
         group.start(spec("environment", tmp_path, "family", str(pids)))
-        assert wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 10)
         os.kill(group._reaper.pid, signal.SIGKILL)
-        assert wait_for(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
+        wait_until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 10)
         with pytest.raises(
             ProcessExitedError, match=r"the reaper \(pid \d+\) was killed, and the services with it"
         ):
@@ -350,10 +341,10 @@ def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
     hurry = tmp_path / ".now"
     with ServiceGroup(stop_now_file=hurry) as group:
         pid = group.start(spec("slow", tmp_path, "deaf", grace_s=60.0))
-        assert wait_for(lambda: "ready deaf" in (tmp_path / "slow.log").read_text())
+        wait_until(lambda: "ready deaf" in (tmp_path / "slow.log").read_text(), 10)
         closing = threading.Thread(target=group.close)
         closing.start()
-        assert wait_for(lambda: "told to end" in (tmp_path / "slow.log").read_text())
+        wait_until(lambda: "told to end" in (tmp_path / "slow.log").read_text(), 10)
         assert alive(pid)
         hurry.touch()
         closing.join(5)

@@ -1,7 +1,5 @@
 """Services that die while another one is being started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -22,8 +20,8 @@ from lachesis.supervision.readiness import RunServices
 from lachesis.supervision.running_services import ServiceGroup, make_exit_error
 from lachesis.supervision.services.spec import ServiceSpec
 from lachesis.supervision.stop_requests import StopCheck
-from tests.patience import deadline
-from tests.records import make_record
+from tests.harness.home import make_record
+from tests.harness.waiting import wait_until
 
 RUN = "0123abcd"
 ENVIRONMENTS = {"environment": "one", "environment-two": "two"}
@@ -88,10 +86,7 @@ class World:
         self.ready.clear()
 
         def wait_and_kill() -> None:
-            until = deadline(20)
-            while self.pids["environment"] == before:
-                assert time.monotonic() < until, "the environment is not started again"
-                time.sleep(0.02)
+            wait_until(lambda: self.pids["environment"] != before, 20, poll_s=0.02)
             self.kill(victim)
             self.ready.set()
 

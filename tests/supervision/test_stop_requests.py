@@ -1,13 +1,9 @@
 """What a flow does about the state of its own flow run, at a server that only answers."""
 
-from __future__ import annotations
-
 import json
 import os
-import threading
 from argparse import Namespace
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,70 +26,51 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision import stop_requests
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.stop_requests import StopCheck, StopRequested
-from tests.patience import POLL_S
-from tests.records import make_record
+from tests.harness.home import write_run
+from tests.harness.http_answers import Request, serve_answers
 
 RUN = "0123abcd"
 FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
 
 
-class Answering(BaseHTTPRequestHandler):
+class Prefect:
     """Gives every question about a flow run the same answer, and keeps what it is sent."""
 
-    state: dict[str, Any]
-    sent: list[Any]
-    later: dict[str, Any] | None
-    """The state after the next question."""
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"type": "RUNNING"}
+        self.sent: list[Any] = []
+        self.later: dict[str, Any] | None = None
+        """The state after the next question."""
 
-    def do_GET(self) -> None:
-        self._answer({"id": FLOW_RUN, "state": self.state})
-        type(self).state = self.later or self.state
-
-    def do_POST(self) -> None:
-        self.sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self._answer({"state": self.sent[-1]["state"]})
-
-    def _answer(self, answer: Any) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def answer(self, request: Request) -> Any:
+        if request.method == "POST":
+            self.sent.append(request.json())
+            return {"state": self.sent[-1]["state"]}
+        state, self.state = self.state, self.later or self.state
+        return {"id": FLOW_RUN, "state": state}
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answering]]:
-    kind = type("Kind", (Answering,), {"state": {"type": "RUNNING"}, "sent": [], "later": None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as served:
-        threading.Thread(target=served.serve_forever, args=(POLL_S,), daemon=True).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{served.server_address[1]}/api")
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefect]:
+    prefect = Prefect()
+    with serve_answers(prefect.answer) as url:
+        monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
         runtime = SimpleNamespace(flow_run=SimpleNamespace(id=FLOW_RUN))
         monkeypatch.setattr(flow_run_state, "runtime", runtime)
         monkeypatch.setattr(flow_run_state, "RUNNER_PID", os.getppid())
-        yield kind
-        served.shutdown()
+        yield prefect
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
     store = RunStore(tmp_path)
-    values = {
-        "environment": "sums",
-        "environment_file": "sums.py",
-        "profile": "embedded",
-        "base_model": "m",
-    }
-    numbers = {"total_steps": 9, "seed": 0, "wandb_project": "p", "wandb_run_name": "n"}
-    store.create(make_record(**{"run_id": RUN, "started_at": now_iso(), **values, **numbers}))
+    write_run(store, run_id=RUN, started_at=now_iso())
     return store
 
 
 @pytest.mark.parametrize("state", ["PAUSED", "SCHEDULED", "PENDING"])
 def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
-    server: type[Answering], state: str
+    server: Prefect, state: str
 ) -> None:
     flow_run_state.raise_if_stop_requested()
     server.state = {"type": state}
@@ -106,7 +83,7 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     ("earlier", "kept"), [(None, EndCause.SUSPENDED), (EndCause.STALLED, EndCause.STALLED)]
 )
 def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
-    server: type[Answering],
+    server: Prefect,
     store: RunStore,
     monkeypatch: pytest.MonkeyPatch,
     earlier: EndCause | None,
@@ -129,9 +106,7 @@ def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
     assert sent["state"]["message"] == f"stopped: {sentence}"
 
 
-def test_other_ends_say_their_reason(
-    server: type[Answering], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ends_say_their_reason(server: Prefect, monkeypatch: pytest.MonkeyPatch) -> None:
     server.state = {"type": "CANCELLING"}
     with pytest.raises(StopRequested, match="cancelled in Prefect"):
         flow_run_state.raise_if_stop_requested()

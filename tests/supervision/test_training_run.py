@@ -1,7 +1,5 @@
 """How a run's flow reads and tells what ends it."""
 
-from __future__ import annotations
-
 import signal
 import traceback
 from pathlib import Path
@@ -27,7 +25,7 @@ from lachesis.supervision.readiness import RunServices
 from lachesis.supervision.services.plan import make_training_plan
 from lachesis.supervision.stop_requests import StopRequested
 from lachesis.supervision.training_run import TrainingRun
-from tests.records import make_record
+from tests.harness.home import make_record, write_run
 
 
 def caught(*errors: BaseException) -> BaseException:
@@ -100,11 +98,7 @@ def created(store: RunStore, **values: Any) -> RunRecord:
     """A record of a run of one environment, and its folder."""
     file = store.home / "one.py"
     file.write_text("")
-    known = {"run_id": "0123abcd", "environment": "one", "environment_file": str(file)}
-    known |= {"profile": "embedded", "base_model": "m", "wandb_project": "p", "wandb_run_name": "n"}
-    record = make_record(**{"total_steps": 9, "seed": 0, **known, **values})
-    store.create(record, run_config.resolve_run_config("one", "embedded", {}, model="m").to_yaml())
-    return record
+    return write_run(store, environment="one", environment_file=str(file), **values)
 
 
 def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ It makes the stand-ins, trains one of them on the format of an environment's ans
 rehearsal cloud, and prints the variables with which `lachesis` takes it for the Tinker cloud.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import threading

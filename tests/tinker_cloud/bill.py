@@ -6,8 +6,6 @@ is a prefill. Kept checkpoints are billed by size and time. What was sent twice,
 was lost, is billed once; so is nothing that failed or was cancelled.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import time

@@ -1,7 +1,5 @@
 """One rehearsal cloud with untrained stand-ins for all tests of a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

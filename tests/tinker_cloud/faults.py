@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -371,3 +371,14 @@ def _change_logprobs(fault: Fault, answer: Answer, change: Any) -> Answer:
         message.prompt_logprobs = change(values).astype("<f4").tobytes()
     answer.body = message.SerializeToString()
     return answer
+
+
+def make_fault(content: dict[str, Any]) -> Fault:
+    """Return the fault that `{"kind": …, OPTION: VALUE}` describes."""
+    kinds = {kind.kind: kind for kind in (*Fault.__subclasses__(), *Refused.__subclasses__())
+             if hasattr(kind, "kind")}  # fmt: skip
+    fault_class = kinds[content["kind"]]
+    options = {name: value for name, value in content.items() if name != "kind"}
+    unknown = options.keys() - {one.name for one in fields(fault_class)}
+    assert not unknown, f"{fault_class.kind} has no option {', '.join(unknown)}"
+    return fault_class(**options)

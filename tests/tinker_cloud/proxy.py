@@ -7,8 +7,6 @@ POST /control/faults {"kind": …}: begin a fault, at once or before call number
 DELETE /control/faults           lift all faults
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -23,8 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.tinker_cloud.bill import Bill
-from tests.tinker_cloud.fault_kinds import make_fault
-from tests.tinker_cloud.faults import Answer, Call, Fault, make_refusal
+from tests.tinker_cloud.faults import Answer, Call, Fault, make_fault, make_refusal
 
 API = "/api/v1/"
 # A poll of the SDK waits up to 45 s; loading a large batch takes longer on a busy machine.

@@ -4,8 +4,6 @@ Each has the architecture, the special tokens and the habits of the model that i
 whatever loads a model by its name loads a stand-in, by the same code and without a network.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Sequence

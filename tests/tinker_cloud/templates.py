@@ -4,8 +4,6 @@ They are written for this project. What they share with the originals are the ma
 is added without being asked for, and the switch for thinking.
 """
 
-from __future__ import annotations
-
 # Thinking is on unless it is switched off, which writes an empty thought; thoughts of earlier turns
 # are left out.
 QWEN3_THINKING = (

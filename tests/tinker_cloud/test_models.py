@@ -1,7 +1,5 @@
 """The list of models is the server's own, and what is said about a model is read in its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

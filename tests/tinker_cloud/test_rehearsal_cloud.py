@@ -1,7 +1,5 @@
 """The rehearsal cloud itself: the real SDK meets models, bills and misfortunes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Chat templates and thinking: the model is shown what was asked for, and its answer is scored."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -21,7 +19,7 @@ from lachesis.environment_toolkit.sampling import encode_first_prompt, find_answ
 from lachesis.inference_server.sampling import Inference
 from lachesis.inference_server.serving import load_tokenizer
 from lachesis.inference_server.token_usage import Usage
-from tests.app_server import serve
+from tests.harness.processes import serve
 from tests.tinker_cloud.stand_ins import STAND_INS, build_tokenizer, ensure_stand_in
 
 MESSAGES = [{"role": "user", "content": "2 3 make 5:"}]

@@ -5,14 +5,8 @@ completes after a resume. No reward is 0 because of a misfortune, the bill agree
 of the test before holds the bill of most runs.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import random
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +16,8 @@ import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.environment_catalog.lookup import collect_examples, find_environment
-from lachesis.runs.record import RunRecord
-from lachesis.runs.store import RunStore
-from tests.endpoint import Endpoint
-from tests.patience import deadline
-from tests.served import serve_home, serve_surfaces
+from tests.harness.openai_endpoint import Endpoint
+from tests.harness.served_home import ServedHome, make_serve_env
 from tests.tinker_cloud.running import ServedCloud, serve_cloud
 from tests.tinker_cloud.stand_ins import ensure_stand_in, make_recipe
 
@@ -69,37 +60,21 @@ SURFACES = ("cli", "mcp-http", "http")
 class Rehearsal:
     """A served home whose launcher takes the rehearsal cloud for Tinker."""
 
-    home: Path
+    served: ServedHome
     cloud: ServedCloud
-    env: dict[str, str]
     places: dict[str, dict[str, str]]
     forecast: Json
 
-    def run_command(self, *words: str, check: bool = True) -> Any:
-        """Return the JSON answer of a command of `lachesis`."""
-        command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.env, check=False, timeout=300
-        )
-        assert not check or done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
-
     def call(self, surface: str, tool: str, **arguments: Any) -> Any:
         """Return the answer of a tool over MCP or HTTP, asked by a process of its own."""
-        agent = Path(__file__).parents[1] / "e2e" / "agent.py"
-        env = {**self.env, **self.places[surface], "LACHESIS_SESSION": f"agent-{surface}"}
-        command = [sys.executable, str(agent), surface, tool, json.dumps(arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        answer = json.loads(done.stdout)
-        assert "code" not in answer, answer
-        return answer
+        return self.served.agent(surface, tool, self.places[surface], **arguments)
 
     def start(self, surface: str, name: str) -> str:
         """Start the run after a yes to its cost, and return its id."""
         if surface == "cli":
             edits = _list_edits()
             paid = ["--profile", "tinker", "--model", MODEL, "--yes", "--name", name]
-            return str(self.run_command("train", "countdown", *paid, *edits)["run_id"])
+            return str(self.served.cli("train", "countdown", *paid, *edits)["run_id"])
         self.call(surface, "rl_select_environment", name="countdown", profile="tinker", model=MODEL)
         for key, value in SETTINGS.items():
             self.call(surface, "rl_edit_config", field=key, value=value)
@@ -112,18 +87,10 @@ class Rehearsal:
     def resume(self, surface: str, run_id: str) -> None:
         """Go on with a stopped run."""
         if surface == "cli":
-            self.run_command("resume", run_id)
+            self.served.cli("resume", run_id)
         else:
             question = self.call(surface, "rl_start_training", resume=run_id)
             self.call(surface, "rl_start_training", resume=run_id, confirm=question["preview"])
-
-    def wait_until_ended(self, run_id: str) -> RunRecord:
-        """Return the record of a run that has ended."""
-        until = deadline(300)
-        while not (record := RunStore(self.home).load(run_id)).has_ended:
-            assert time.monotonic() < until, record
-            time.sleep(0.5)
-        return record
 
 
 def _list_edits() -> list[str]:
@@ -145,20 +112,19 @@ def rehearsal(
         for name, value in {**cloud.env, "LACHESIS_HOME": str(home)}.items():
             patch.setenv(name, value)
         patch.delenv("LACHESIS_NO_SERVE", raising=False)
-        env = dict(os.environ)
-        for _ in serve_home(home, endpoint, **cloud.env):
-            with serve_surfaces(home) as places:
-                yield _test_first(Rehearsal(home, cloud, env, places, {}))
+        served = ServedHome(home, **make_serve_env(endpoint), **cloud.env)
+        with served.served(), served.serve_surfaces() as places:
+            yield _test_first(Rehearsal(served, cloud, places, {}))
 
 
 def _test_first(rehearsal: Rehearsal) -> Rehearsal:
     """Look at the models, and test the one that will be trained where it will be trained."""
     paid = ["--profile", "tinker"]
-    models = rehearsal.run_command("model", "list", *paid)["models"]
+    models = rehearsal.served.cli("model", "list", *paid)["models"]
     assert [model["name"] for model in models] == [MODEL]
     edits = _list_edits()
     options = ["--model", MODEL, "--steps", "8", *edits]
-    tested = rehearsal.run_command("test", "countdown", *paid, *options)
+    tested = rehearsal.served.cli("test", "countdown", *paid, *options)
     summary = tested["result"]["summary"]
     assert summary["verdict"] == "learnable"
     assert summary["cost_usd"] == pytest.approx(rehearsal.cloud.cloud.bill.compute_cost(), rel=0.05)
@@ -182,7 +148,7 @@ def test_a_run_survives_a_misfortune(
     run_id = RUN_IDS[seed] = rehearsal.start(surface, f"seed-{seed}")
     if kind != "none":
         cloud.begin(kind, at_call=rng.randrange(50, NUM_CALLS // 2), **options)
-    record = rehearsal.wait_until_ended(run_id)
+    record = rehearsal.served.wait_until_ended(run_id)
     first_status = record.status
     cloud.lift()
     if record.status != "completed":
@@ -194,9 +160,9 @@ def test_a_run_survives_a_misfortune(
             assert record.status == "stopped"
             assert f"lachesis resume {run_id}" in str(record.error)
         rehearsal.resume(surface, run_id)
-        record = rehearsal.wait_until_ended(run_id)
+        record = rehearsal.served.wait_until_ended(run_id)
     assert record.status == "completed", record.error
-    results = rehearsal.run_command("status", run_id)
+    results = rehearsal.served.cli("status", run_id)
     _assert_no_reward_was_lost(results)
     billed = cloud.cloud.bill.compute_cost() - billed_before
     counted = float(results["actual"]["cost_usd"])
@@ -239,13 +205,13 @@ def test_what_was_trained_is_taken_home_and_asked(rehearsal: Rehearsal, surface:
     seeds = [seed for seed in range(20) if SURFACES[seed % len(SURFACES)] == surface]
     run_id = RUN_IDS[seeds[-1]]
     if surface == "cli":
-        results = rehearsal.run_command("status", run_id)
+        results = rehearsal.served.cli("status", run_id)
     else:
         results = rehearsal.call(surface, "rl_get_results", run_id=run_id)
     assert results["weights"]["sampler_weights"].startswith("tinker://")
     if surface == "cli":
-        target = rehearsal.home / "weights"
-        exported = rehearsal.run_command("export", run_id, "--to", str(target))
+        target = rehearsal.served.home / "weights"
+        exported = rehearsal.served.cli("export", run_id, "--to", str(target))
         assert exported["verified"] is True
-        answer = rehearsal.run_command("ask", run_id, "2 3 make 5:")
+        answer = rehearsal.served.cli("ask", run_id, "2 3 make 5:")
         assert answer

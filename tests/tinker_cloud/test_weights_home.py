@@ -1,7 +1,5 @@
 """Weights of a cloud run come home whole, and are compared by the server's own sampler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers that another server would give in another way than Tinker are named where they arrive."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from types import SimpleNamespace

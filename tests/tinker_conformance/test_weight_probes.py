@@ -1,9 +1,6 @@
 """`lachesis backend check`: our engine fits, and servers that differ are told apart."""
 
-from __future__ import annotations
-
 import asyncio
-import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,10 @@ from lachesis.cli.main import main
 from lachesis.tinker_conformance import weight_probes
 from lachesis.tinker_conformance.session import open_backend_session
 from lachesis.tinker_conformance.weight_probes import PROBES, ProbeResult, describe_verdict
-from tests.conftest import TOKEN, end
-from tests.skyrl_bridge.conftest import start_server
+from tests.harness.processes import TOKEN, run_tinker_server
 from tests.tinker_cloud.conftest import cloud, served_cloud  # noqa: F401
+from tests.tinker_cloud.deviating_engine import DEVIATION_FILE
 from tests.tinker_cloud.running import ServedCloud
-from tests.trainer.deviating_engine import DEVIATION_FILE
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
@@ -74,16 +70,11 @@ def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "different", "verdict"),
     [
-        ("short_logprobs", {"base"}, "does not fit: base"),
-        ("live_samplers", {"snapshots"}, "does not fit: snapshots"),
         ("stale_sampler", {"sampler"}, "does not fit: sampler"),
-        ("no_stop_tokens", {"stop tokens"}, "does not fit: stop tokens"),
-        ("no_clipping", {"clipping"}, "fits with limits: clipping"),
-        ("no_seeds", {"seeds"}, "fits with limits: seeds"),
         ("order_noise", {"batches"}, "fits with limits: batches"),
     ],
 )
-def test_a_server_that_differs_is_told_apart(
+def test_a_fault_of_the_cloud_is_told_apart(
     others: ServedCloud, kind: str, different: set[str], verdict: str
 ) -> None:
     """Other probes are asked beside the one that sees it: they see nothing."""
@@ -91,8 +82,7 @@ def test_a_server_that_differs_is_told_apart(
     beside = {"training", "checkpoint"}
     if kind == "stale_sampler":  # It has the weights of an earlier publication, if there is one.
         beside.add("fresh adapter")
-    findings = run_probes(MODEL, different | beside)
-    assert_judged(findings, different, verdict)
+    assert_judged(run_probes(MODEL, different | beside), different, verdict)
 
 
 @dataclass
@@ -110,10 +100,9 @@ def deviating_server(
 ) -> Iterator[DeviatingServer]:
     """Our engine, which can be told what to do wrongly."""
     store = tmp_path_factory.mktemp("deviating")
-    options = ("--model", random_model, "--store", str(store))
-    url, process = start_server("tests.trainer.deviating_engine", store / "engine.log", *options)
-    yield DeviatingServer(url, store)
-    end(process)
+    module, log = "tests.tinker_cloud.deviating_engine", store / "engine.log"
+    with run_tinker_server(module, log, [random_model], store) as (_, url):
+        yield DeviatingServer(url, store)
 
 
 @pytest.fixture
@@ -141,6 +130,11 @@ each_deviation = pytest.mark.parametrize(
         ("states_are_not_loaded", {"checkpoint"}, "does not fit: checkpoint"),
         ("answers_without_end", {"end tokens"}, "does not fit: end tokens"),
         ("no_sequence_ids", SAMPLING_PROBES, "does not fit: base"),
+        ("short_logprobs", {"base"}, "does not fit: base"),
+        ("live_samplers", {"snapshots"}, "does not fit: snapshots"),
+        ("no_stop_tokens", {"stop tokens"}, "does not fit: stop tokens"),
+        ("no_clipping", {"clipping"}, "fits with limits: clipping"),
+        ("no_seeds", {"seeds"}, "fits with limits: seeds"),
     ],
 )
 
@@ -187,21 +181,22 @@ def test_the_trainer_names_an_answer_that_the_sdk_refuses(
 
 
 def test_the_command_prints_a_verdict(
-    others: ServedCloud, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    deviating: DeviatingServer, random_model: str, answer: Any, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     names = ("training", "snapshots", "clipping")
     probes = tuple(probe for probe in PROBES if probe.name in names)
     monkeypatch.setattr(weight_probes, "PROBES", probes)
-    others.begin("no_clipping")
-    assert main(["backend", "check", others.url, "--model", MODEL, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["verdict"] == "fits with limits: clipping"
-    assert [row["probe"] for row in answer["probes"]] == list(names)
-    others.begin("live_samplers")
-    assert main(["backend", "check", others.url, "--model", MODEL]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "verdict does not fit: " in shown
-    assert "snapshots differs: the old client moved by" in shown
+    words = ("backend", "check", deviating.url, "--model", random_model)
+    deviating.begin("no_clipping")
+    found = answer(*words)
+    assert found["verdict"] == "fits with limits: clipping"
+    assert [row["probe"] for row in found["probes"]] == list(names)
+    deviating.begin("live_samplers")
+    assert main([*words]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "verdict does not fit: " in text
+    assert "snapshots differs: the old client moved by" in text
 
 
 def test_a_model_that_is_not_offered_is_refused(

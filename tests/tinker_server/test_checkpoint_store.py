@@ -1,7 +1,5 @@
 """Checkpoints on disk, with a process that dies at each step of replacing one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Our protobuf messages against the SDK's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as public

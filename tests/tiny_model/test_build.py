@@ -1,7 +1,5 @@
 """The tiny model: what it is, and when it is not built."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

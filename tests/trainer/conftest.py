@@ -1,7 +1,5 @@
 """A policy of the embedded engine, and a run that was trained, with its checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random groups of rollouts, and what a batch of them contains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

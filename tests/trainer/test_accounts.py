@@ -2,8 +2,6 @@
 real engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Advantages, weights, penalties and schedules, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

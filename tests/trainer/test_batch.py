@@ -1,7 +1,5 @@
 """Scored groups to datums, on numbers worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

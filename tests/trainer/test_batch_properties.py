@@ -1,7 +1,5 @@
 """Properties of advantages, batches and penalties that hold for all groups."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,7 +13,7 @@ from lachesis.rollout_api.scored_group import build_keep_mask
 from lachesis.trainer.batch.advantages import compute_advantages, compute_sequence_weights
 from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch, BatchSettings, to_batch
 from lachesis.trainer.batch.kl_penalty import add_kl_penalty, compute_kl_penalties
-from tests.properties import examples
+from tests.harness.properties import examples
 from tests.trainer.random_groups import (
     BATCHES,
     EOS,

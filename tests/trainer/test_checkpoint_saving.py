@@ -2,8 +2,6 @@
 one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from lachesis.base.errors import StorageError
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.trainer.checkpoint_saving import CheckpointManager
 from lachesis.trainer.trained_model import Policy
-from tests.conftest import RunningEngine
+from tests.harness.processes import RunningEngine
 
 
 @pytest.fixture

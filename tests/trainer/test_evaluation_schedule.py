@@ -2,8 +2,6 @@
 step waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

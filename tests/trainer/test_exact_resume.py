@@ -2,12 +2,9 @@
 weights, bit for bit.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,8 @@ from lachesis.runs.store import RunStore
 from lachesis.supervision.readiness import fetch_trainer_health, wait_until_healthy
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.plan import make_training_plan
-from tests.patience import deadline
-from tests.records import make_record
+from tests.harness.home import make_record
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 REPLAY = Path(__file__).resolve().parents[1] / "environments" / "replay.py"
@@ -98,12 +95,14 @@ class Run:
                 pids[spec.name] = group.start(spec)
                 wait_until_healthy(group, spec)
             self.resumed = fetch_trainer_health(plan).get("resumed")
-            until = deadline(90)
-            while group.is_running("trainer") and not (
-                kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at
-            ):
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(
+                lambda: (
+                    not group.is_running("trainer")
+                    or (kill_at and self.steps()[-1:] and self.steps()[-1]["step"] >= kill_at)
+                ),
+                90,
+                poll_s=0.01,
+            )
             if kill_at:
                 os.kill(pids["trainer"], signal.SIGKILL)
             group.wait("trainer", timeout_s=60)

@@ -2,8 +2,6 @@
 name says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
@@ -25,7 +23,7 @@ from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.trackers import Trackers
 from lachesis.trainer.trained_model import Policy
 from lachesis.trainer.trainer_state import TrainerState
-from tests.conftest import RunningEngine
+from tests.harness.processes import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2
 PROMPT, ANSWER = 4, 6

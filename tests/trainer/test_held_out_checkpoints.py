@@ -1,7 +1,5 @@
 """To which checkpoint a held-out result belongs, and which checkpoints are kept for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Steps of the training loop with a real engine and a real rollout API, fed by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

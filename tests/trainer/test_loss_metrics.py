@@ -1,7 +1,5 @@
 """What a step tells about its loss, from log-probabilities of both sides."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

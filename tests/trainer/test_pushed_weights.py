@@ -2,8 +2,6 @@
 nothing of this machine, and a push that failed is repeated without another export.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,7 +15,7 @@ import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.runs.folder import RunDir
-from tests.model_hub import TOKEN, ModelHub, Repository, serve_hub
+from tests.harness.model_hub import TOKEN, ModelHub, Repository, serve_hub
 from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)

@@ -1,7 +1,5 @@
 """Environments that send no log-probabilities: the model is asked for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

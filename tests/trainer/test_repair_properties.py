@@ -1,7 +1,5 @@
 """Properties of repaired prompts and rollouts, and of the learning rate."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -15,7 +13,7 @@ from lachesis.rollout_api.scored_group import (
     find_sampled_spans,
 )
 from lachesis.trainer.batch.advantages import compute_learning_rate
-from tests.properties import examples
+from tests.harness.properties import examples
 from tests.trainer.random_groups import EOS, rollouts
 
 TOKENS = st.lists(st.integers(0, 4), max_size=12)

@@ -1,12 +1,9 @@
 """The real Atropos API."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ from lachesis.base.errors import ServerDownError
 from lachesis.config import run_config as run_config
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.rollout_client import RolloutClient
-from tests.conftest import api_process
-from tests.patience import deadline
+from tests.harness.processes import api_process
+from tests.harness.waiting import wait_until
 
 CONFIG = run_config.resolve_run_config(
     "arithmetic", "embedded", {"env": {"batch_size": 4, "group_size": 2}}
@@ -29,12 +26,12 @@ CONFIG = run_config.resolve_run_config(
 
 async def until_connected(pid: int, clients: int = 1) -> None:
     """Wait until this process has accepted as many connections."""
-    until = deadline(20)
-    while [
-        net_connection.status for net_connection in psutil.Process(pid).net_connections("tcp")
-    ].count("ESTABLISHED") < clients:
-        assert time.monotonic() < until, "nobody has connected"
-        await asyncio.sleep(0.05)
+
+    def is_connected() -> bool:
+        found = psutil.Process(pid).net_connections("tcp")
+        return [connection.status for connection in found].count("ESTABLISHED") >= clients
+
+    await asyncio.to_thread(wait_until, is_connected, 20)
 
 
 def scored(*scores: float) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Examples to imitate: how a file is read, and that a model learns them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the SDK waits out is told, and what waiting does not help against ends the run."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import json
@@ -25,7 +23,7 @@ from lachesis.trainer import sdk_listener, tinker_outages
 from lachesis.trainer.checkpoint_saving import CheckpointManager
 from lachesis.trainer.tinker_outages import ServerWatch
 from lachesis.trainer.trained_model import Policy
-from tests.sdk import needs_sdk
+from tests.harness.sdk_versions import needs_sdk
 from tests.tinker_cloud.conftest import cloud, served_cloud  # noqa: F401
 from tests.tinker_cloud.running import ServedCloud
 

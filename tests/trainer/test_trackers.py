@@ -1,7 +1,5 @@
 """Experiment trackers: what each has written is read back with its own reader."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """The model in training, as the trainer holds it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The trainer as a process: every way to fail ends it non-zero with the reason as its last line."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

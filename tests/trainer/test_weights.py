@@ -2,8 +2,6 @@
 written as a whole.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

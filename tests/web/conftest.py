@@ -1,7 +1,5 @@
 """Fixtures of the pages: a home of recorded runs, a client, and one browser for each module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

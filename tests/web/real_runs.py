@@ -5,8 +5,6 @@ rate and the group size; in the fourth the verifier raises for sums of two digit
 on.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

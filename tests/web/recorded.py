@@ -1,18 +1,14 @@
 """A home with a few recorded runs, for tests of the pages that show them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.config.run_config import resolve_run_config
 from lachesis.rollouts.parquet_files import RolloutFolder
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.records import make_record
-from tests.rollout_rows import make_row
+from tests.harness.home import make_row, write_run
 
 BEST, SLOW, LIVING, FAILED = "aaaa0001", "bbbb0002", "cccc0003", "dddd0004"
 SCRIPT = "<script>document.title='hacked'</script>"
@@ -21,22 +17,18 @@ SCRIPT = "<script>document.title='hacked'</script>"
 def add_run(store: RunStore, run_id: str, rewards: Sequence[float], **changes: Any) -> None:
     """Create a run with a configuration, a line of metrics per reward, and a log."""
     edits = {"tinker": changes.pop("tinker", {}), "env": changes.pop("env", {})}
-    config = resolve_run_config("sums", "embedded", edits, model="m")
     values: dict[str, Any] = {
-        "environment": "sums",
         "status": "completed",
         "total_steps": max(1, len(rewards)),
-        "batch_size": config.env.batch_size,
         "services": {"trainer": ServiceRecord(log="trainer.log", state="exited (0)")},
         "started_at": "2026-01-01T00:00:00+00:00",
         "ended_at": "2026-01-01T00:01:00+00:00",
         "attempt_duration_s": 60.0,
     }
-    run_dir = store.create(make_record(run_id=run_id, **{**values, **changes}), config.to_yaml())
-    metrics = MetricsFile(run_dir.metrics)
-    for step, reward in enumerate(rewards, 1):
-        metrics.append(step, make_metrics(step, reward))
-    run_dir.get_log_file("trainer").write_text(f"step 1 reward 0.1\nValueError: {SCRIPT}\n")
+    steps = [make_metrics(step, reward) for step, reward in enumerate(rewards, 1)]
+    write_run(store, steps, edits=edits, run_id=run_id, **{**values, **changes})
+    log = store.dir(run_id).get_log_file("trainer")
+    log.write_text(f"step 1 reward 0.1\nValueError: {SCRIPT}\n")
 
 
 def make_metrics(step: int, reward: float) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """The pages as answers to requests: what they say, and what they never hold."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The pages in headless Chromium, by mouse and keyboard, wide and narrow, light and dark."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator
@@ -14,8 +12,8 @@ from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.app import create_app
-from tests.patience import deadline
-from tests.web.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
+from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
+from tests.harness.waiting import wait_until
 from tests.web.recorded import BEST, FAILED, LIVING, SLOW, make_metrics
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
@@ -211,11 +209,8 @@ def test_a_log_grows_while_its_run_trains(browser: Watched, store: RunStore) -> 
     browser.visit(f"/runs/{LIVING}/logs/trainer")
     lines = page.locator("#log-lines")
     lines.focus()
-    until = deadline(20)
-    while not page.evaluate("innerHeight + scrollY >= document.documentElement.scrollHeight"):
-        assert time.monotonic() < until, "the end of the log was not reached"
-        page.keyboard.press("End")
-        page.wait_for_timeout(200)
+    is_at_end = "innerHeight + scrollY >= document.documentElement.scrollHeight"
+    wait_until(lambda: page.keyboard.press("End") or page.evaluate(is_at_end), 20)
     with log.open("a") as file:
         file.write("<b>ValueError: it broke</b>\n")
     expect(lines.locator("mark")).to_have_text("<b>ValueError: it broke</b>")

@@ -1,7 +1,5 @@
 """The pages of environments: the newest verdict, marks of earlier tests, shares and examples."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An open page asks with the tag of what it shows: 304 until a file has changed."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 

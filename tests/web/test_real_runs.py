@@ -1,7 +1,5 @@
 """Questions that a new user has, answered on the pages of four real runs without a command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from lachesis.web.app import create_app
-from tests.web.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
+from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
 from tests.web.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 from tests.web.test_browser import assert_fits, wait_for_curves
 

@@ -1,7 +1,5 @@
 """Reports of one file in headless Chromium: nothing is loaded, and the curves are alive."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from playwright.sync_api import Browser, expect
 from lachesis.cli.commands import run_status
 from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
-from tests.web.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page
+from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page
 from tests.web.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 from tests.web.recorded import SCRIPT
 from tests.web.test_browser import assert_fits, wait_for_curves

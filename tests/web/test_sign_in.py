@@ -1,7 +1,5 @@
 """Who may read the pages: a browser with a link or the token, a program with the token."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Environments must sample from the weights that are trained, at any learning rate."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What two distances say about exported weights: theirs and the base model's from what the server
 computed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

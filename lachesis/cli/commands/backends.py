@@ -1,7 +1,5 @@
 """Run `backend check|install`: probe how a Tinker server behaves, or install an engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Run `lachesis ask`, `lachesis chat` and `lachesis serve-model`: use a trained model."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from contextlib import AbstractContextManager

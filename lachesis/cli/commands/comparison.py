@@ -1,7 +1,5 @@
 """Run `lachesis compare`: show runs side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType

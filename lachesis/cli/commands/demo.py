@@ -1,7 +1,5 @@
 """Run `lachesis demo`: train a tiny model, up to weights that `peft` loads."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

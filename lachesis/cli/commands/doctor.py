@@ -2,8 +2,6 @@
 installs it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Run `export`: export trained weights, and push them to the Hugging Face Hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Run `test`: start an inference test, wait for its end, and show its result."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import replace

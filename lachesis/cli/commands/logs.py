@@ -1,7 +1,5 @@
 """Print the log of one process of a run, and follow it until the run ends."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

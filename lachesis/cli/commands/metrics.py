@@ -4,8 +4,6 @@
 came late. Here each step stands once, in order, with its last values.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Sequence

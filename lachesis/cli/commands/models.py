@@ -1,7 +1,5 @@
 """Run `model list|show|build|memory`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from cyclopts import Parameter

@@ -1,7 +1,5 @@
 """Print rollouts of a run: what the model answered, how it was scored, and why."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated, Literal
 

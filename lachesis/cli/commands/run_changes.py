@@ -1,7 +1,5 @@
 """Run `edit`, `stop` and `rm`: change what a person wrote on a run, stop it, or remove it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

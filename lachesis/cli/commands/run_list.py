@@ -1,7 +1,5 @@
 """Run `runs`: list the matching runs with the settings in which they differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args

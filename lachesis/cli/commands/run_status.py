@@ -1,7 +1,5 @@
 """Run `status`, `open` and `report`: show one run."""
 
-from __future__ import annotations
-
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Run `serve`, `ui`, `mcp`, `api` and `notifications`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Watch a run until it ends, showing its phase, progress and reward curve."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

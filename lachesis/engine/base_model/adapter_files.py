@@ -4,8 +4,6 @@ The folder of a checkpoint holds a PEFT adapter (`adapter_model.safetensors`, `a
 and, for training checkpoints, Adam's state (`optimizer.safetensors`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure the free memory of a device, and recognise when the device has run out of memory."""
 
-from __future__ import annotations
-
 import gc
 
 import psutil

@@ -1,7 +1,5 @@
 """Decide how a model is loaded: its device, the precision of its weights, and the memory for it."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from importlib.util import find_spec

@@ -7,8 +7,6 @@ and B = 0 at first (eq. 3). Alpha is 32 at every rank, as in the Tinker service,
 adapters in use. Files have the names and keys of PEFT.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ the peak, for every architecture, without a table of formulas. Attention is repl
 that keeps what a fused kernel keeps: queries, keys, values, its output, and one number per query.
 """
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Callable

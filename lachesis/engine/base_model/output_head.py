@@ -1,7 +1,5 @@
 """Compute log-probabilities of target tokens from logits, with little memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Computing them again for the gradient (Chen et al. 2016, arXiv:1604.06174) takes
 time and leaves only the input of each layer in memory.
 """
 
-from __future__ import annotations
-
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,7 +1,5 @@
 """Measure how many threads PyTorch should use, because too many make a small model slower."""
 
-from __future__ import annotations
-
 import logging
 import time
 

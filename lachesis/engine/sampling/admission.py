@@ -1,7 +1,5 @@
 """Track a sampling request in progress, and each of its sequences."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Compute the log-probabilities of a request's prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

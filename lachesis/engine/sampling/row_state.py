@@ -1,7 +1,5 @@
 """Keep the numbers of each sampled sequence in tensors on the device, by slot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

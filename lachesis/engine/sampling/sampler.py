@@ -6,8 +6,6 @@ values are then copied into one slot per sample. The numbers of each sequence ar
 device; the host learns only which sequences have ended.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

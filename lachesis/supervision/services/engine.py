@@ -2,8 +2,6 @@
 bridge.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

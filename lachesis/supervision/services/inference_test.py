@@ -1,7 +1,5 @@
 """Describe the services of an inference test: the process of the environment and its endpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

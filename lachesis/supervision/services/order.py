@@ -4,8 +4,6 @@ They end in the reverse order. Where several services stand still, the one that 
 named first, because it waits for nobody.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

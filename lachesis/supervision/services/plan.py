@@ -1,7 +1,5 @@
 """Plan a run's services in order, with real ports, tokens and commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Reserve free ports for the services of a run, and check a port that somebody has chosen."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Describe a service by its command and by the check of its readiness, such as an HTTP request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Describe each service of a training run: command, variables, port and readiness check."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Choose the interpreter and the environment variables of each service."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -3,8 +3,6 @@
 The suffixes of names are those of `lachesis.trainer.batch.group_to_datums`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

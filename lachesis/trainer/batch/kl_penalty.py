@@ -3,8 +3,6 @@
 The suffixes of names are those of `lachesis.trainer.batch.group_to_datums`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

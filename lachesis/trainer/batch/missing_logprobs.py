@@ -5,8 +5,6 @@ the current sampling weights, where the loss needs those of the weights that sam
 With `max_batches_offpolicy` of 1 these are the same, or one update older.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

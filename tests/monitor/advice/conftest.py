@@ -1,7 +1,5 @@
 """A home for the tests of advice, and its runs."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run on disk whose steps have a fault, what is advised about it, and a trial of the advice."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -24,8 +22,8 @@ from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.tiny_model import build
 from lachesis.web.report_file import write_report
-from tests.command_line import parse_command
-from tests.records import make_record
+from tests.harness.command_line import parse_command
+from tests.harness.home import write_run
 
 RUN = "0123abcd"
 COMMAND = re.compile(r"`(lachesis [^`]+)`")
@@ -72,25 +70,16 @@ def make(store: RunStore, *, profile: str = "embedded", **changes: Any) -> RunRe
     if profile == "embedded":
         Path(tiny).mkdir(parents=True, exist_ok=True)
         (Path(tiny) / "config.json").write_text("{}")
-    config = run_config.resolve_run_config("arithmetic", profile, {}, model=model)
-    file = str(paths.project_dir() / "environments" / "arithmetic.py")
     values = {
         "environment": "arithmetic",
-        "environment_file": file,
+        "environment_file": str(paths.project_dir() / "environments" / "arithmetic.py"),
         "profile": profile,
         "base_model": model,
-        "seed": 0,
-    }
-    values |= {
         "total_steps": 100,
-        "wandb_project": "p",
-        "wandb_run_name": "n",
         "status": "running",
         "started_at": now_iso(),
     }
-    record = make_record(**{"run_id": RUN, **values, **changes})
-    store.create(record, config.to_yaml())
-    return record
+    return write_run(store, run_id=RUN, **{**values, **changes})
 
 
 def write_steps(store: RunStore, fault: dict[str, Any]) -> None:

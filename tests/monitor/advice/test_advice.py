@@ -2,8 +2,6 @@
 takes and that works.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex
@@ -21,7 +19,7 @@ from lachesis.cli.main import GROUPS, NOUNS
 from lachesis.config import run_config as run_config
 from lachesis.operations.runs import get_results, get_status, resume_run
 from lachesis.runs.store import RunStore
-from tests.command_line import parse_command
+from tests.harness.command_line import parse_command
 from tests.monitor.advice.runs import (
     COMMAND,
     FAULTS,

@@ -1,7 +1,5 @@
 """The run that is advised is like the one that needs it, and differs where that helps."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 

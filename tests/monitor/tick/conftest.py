@@ -1,7 +1,5 @@
 """Runs on disk for the tests of the tick, and processes that end with each test."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,8 @@ from lachesis.config import run_config as run_config
 from lachesis.prefect_client import stop
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
+from tests.harness.home import write_run
 from tests.monitor.tick.runs import STARTED, Asked, Make
-from tests.records import make_record
 
 
 @pytest.fixture
@@ -47,30 +45,16 @@ def make(store: RunStore) -> Iterator[Make]:
             alive: bool = True,
             **changes: Any,
         ) -> RunRecord:
-            config = run_config.resolve_run_config(
-                "e", "embedded", {"limits": limits or {}}, model="m"
-            )
             values: dict[str, Any] = {
-                "environment": "e",
-                "environment_file": "e.py",
-                "profile": "embedded",
-                "base_model": "m",
-            }
-            values |= {
                 "total_steps": 100,
-                "seed": 0,
-                "wandb_project": "p",
-                "wandb_run_name": "n",
                 "started_at": now_iso(),
-            }
-            values |= {
                 "status": "running",
                 "phase": "training",
                 "flow_run_id": "f",
                 "prefect_api_url": "http://127.0.0.1:1/api",
             }
-            record = make_record(**{"run_id": run_id, **values, **changes})
-            store.create(record, config.to_yaml())
+            edits = {"limits": limits or {}}
+            record = write_run(store, edits=edits, run_id=run_id, **{**values, **changes})
             if alive:
                 held.enter_context(store.dir(run_id).hold_alive_lock())
             return record

@@ -1,7 +1,5 @@
 """A run that trains, and an environment that stands still, for the tests of the tick."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from lachesis.config import run_config as run_config
 from lachesis.prefect_client import submit
 from lachesis.runs.record import RunRecord, ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.patience import deadline
+from tests.harness.waiting import wait_until
 
 Make = Callable[..., RunRecord]
 Asked = list[tuple[str, str]]
@@ -46,7 +44,4 @@ def frozen(store: RunStore, run_id: str) -> None:
     store.update(
         run_id, services={"environment": ServiceRecord(pid=process.pid, log="x", state="running")}
     )
-    until = deadline(20)
-    while psutil.Process(process.pid).status() != "stopped":
-        assert time.monotonic() < until, "the process was not stopped"
-        time.sleep(0.02)
+    wait_until(lambda: psutil.Process(process.pid).status() == "stopped", 20, poll_s=0.02)

@@ -1,7 +1,5 @@
 """The tick ends what a run has left behind, and resumes a run that shall go on."""
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import UTC, datetime, timedelta

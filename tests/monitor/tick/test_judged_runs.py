@@ -1,7 +1,5 @@
 """The tick judges what a run has learned, during the run and after its end."""
 
-from __future__ import annotations
-
 import json
 import time
 

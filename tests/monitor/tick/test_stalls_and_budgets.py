@@ -1,7 +1,5 @@
 """The tick finds stalled runs and exceeded budgets, whatever is wrong with other runs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

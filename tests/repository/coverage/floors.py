@@ -4,8 +4,6 @@ The pure modules, which decide with numbers what others act on, have every branc
 code together has at least `FLOOR` percent of its statements and branches.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

@@ -1,13 +1,15 @@
-"""Read command lines of `lachesis` without running them."""
+"""Run command lines of `lachesis` in the test's process, or read them only."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
-from lachesis.cli.main import build_app
+import pytest
+
+from lachesis.cli.main import build_app, main
 
 
 def parse_command(words: Sequence[str]) -> SimpleNamespace:
@@ -31,3 +33,28 @@ def parse_command(words: Sequence[str]) -> SimpleNamespace:
     if is_dataclass(options):
         values = {field.name: getattr(options, field.name) for field in fields(options)} | values
     return SimpleNamespace(command=" ".join(command), **values)
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command and return what it prints, or its error where a code is expected."""
+
+    def run_command(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(list(words)) == code
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
+
+    return run_command
+
+
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run a command with `--json` and return its answer."""
+
+    def run_command(*words: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return run_command

@@ -1,11 +1,9 @@
 """A keyring in a file, in place of the one of a desktop, that can misbehave on command.
 
-`PYTHON_KEYRING_BACKEND=tests.keyring_stand_in.FileKeyring` makes the real library use it, in
+`PYTHON_KEYRING_BACKEND=tests.harness.keyring.FileKeyring` makes the real library use it, in
 children too. `$KEYRING_FILE` is a JSON object of names and values; the word `locked` in its place
 raises as a locked keyring does, and `silent` never answers.
 """
-
-from __future__ import annotations
 
 import json
 import os

@@ -4,8 +4,6 @@ The oldest version that is supported, the pinned one, and the newest that the pa
 Each is installed into a folder of its own, without its dependencies, which this environment has.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -13,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OLDEST, NEWEST = "0.27.0", "newest"
 # Tests that call the SDK, most of them against a real engine.
 TESTS = (
@@ -37,7 +35,7 @@ TESTS = (
 
 def main() -> int:
     """Run the tests with each version, print a table, and return 1 if any failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sdk_matrix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.clients.sdk_matrix", description=__doc__)
     parser.add_argument("versions", nargs="*", default=[OLDEST, _read_pinned(), NEWEST])
     parser.add_argument("--folder", type=Path, default=ROOT / ".home" / "sdk")
     args = parser.parse_args()

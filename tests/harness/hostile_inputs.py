@@ -1,7 +1,5 @@
 """Parameters of the deployment `train` that are refused, and what the refusal has to name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which version of the Tinker SDK the tests run with; `make sdk-matrix` runs some with others."""
 
-from __future__ import annotations
-
 import pytest
 import tinker
 from packaging.version import Version

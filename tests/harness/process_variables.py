@@ -1,7 +1,5 @@
 """An environment that writes down the variables of each process which imports it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,6 @@
 """Ask the Prefect server of a served home what tests have to know, by plain HTTP."""
 
-from __future__ import annotations
-
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,7 @@ from typing import Any
 import httpx
 
 from lachesis.base.json_text import Json
-from tests.patience import deadline
+from tests.harness.waiting import call_again, wait_until
 
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -27,13 +24,14 @@ class Server:
 
     def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """The answer, whatever its status."""
-        until = deadline(30)
-        while True:
+
+        def send() -> httpx.Response:
             answer = httpx.request(method, self.url + path, json=body, timeout=20, trust_env=False)
-            if answer.status_code != 503:
-                return answer
-            assert time.monotonic() < until, path
-            time.sleep(0.5)
+            if answer.status_code == 503:
+                raise ConnectionError(path)
+            return answer
+
+        return call_again(send, ConnectionError, 30, poll_s=0.5)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         answer = self.send(method, path, body).raise_for_status()
@@ -63,11 +61,7 @@ class Server:
         return dict(self.ask("GET", f"/flow_runs/{flow_run}")["state"])
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-        until = deadline(timeout_s)
-        while not (value := condition()):
-            assert time.monotonic() < until, f"{what} has not happened in {timeout_s} s"
-            time.sleep(0.5)
-        return value
+        return wait_until(condition, timeout_s, what, poll_s=0.5)
 
     def ended(self, flow_run: str, timeout_s: float = 90) -> Json:
         """Its last state."""

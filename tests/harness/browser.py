@@ -1,15 +1,13 @@
 """A page of headless Chromium that notes what must not happen: errors, and requests elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
-from tests.app_server import serve
 from tests.e2e.prefect_pages import CHROMIUM, NO_CHROMIUM
+from tests.harness.processes import serve
 
 __all__ = ["CHROMIUM", "NO_CHROMIUM", "Watched", "open_page", "serve"]
 PATIENCE_MS = 20_000

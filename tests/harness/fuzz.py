@@ -1,7 +1,5 @@
 """What a fuzzer and strangers try on a server that runs in a process of its own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 

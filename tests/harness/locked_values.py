@@ -1,7 +1,5 @@
 """The values that the contract locks on profile `tinker` (its section 3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LOCKED_VALUES: dict[str, dict[str, Any]] = {

@@ -1,7 +1,5 @@
 """Properties that hold for any input, tried on generated examples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

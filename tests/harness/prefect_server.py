@@ -1,7 +1,5 @@
 """A real Prefect server, and our runner with one small flow, for tests that need no launcher."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -21,9 +19,9 @@ from lachesis.base.errors import ServerDownError
 from lachesis.prefect_client.background_serve import READY_LINE
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.patience import deadline
+from tests.harness.waiting import call_again, wait_until
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORK_S, LINGER_S = 1.5, 4.0
 # A flow whose process takes a while to exit after it has completed, as one that trains does.
 FLOW = """
@@ -82,11 +80,8 @@ def serve_prefect(home: Path) -> Iterator[PrefectApi]:
             stderr=log,
             start_new_session=True,
         )
-    api, until = PrefectApi(f"http://127.0.0.1:{port}/api"), deadline(120)
-    while not api.is_healthy():
-        assert process.poll() is None, (home / "log").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    api = PrefectApi(f"http://127.0.0.1:{port}/api")
+    wait_until(api.is_healthy, 120, process=process, log=home / "log")
     try:
         yield api
     finally:
@@ -115,11 +110,12 @@ def run_lingering_flow_runner(
         process = subprocess.Popen(
             [sys.executable, "-c", changes + RUNNER], cwd=folder, env=env, stdout=log, stderr=log
         )
-    until = deadline(60)
-    while log_file.read_text().count(READY_LINE) == num_starts:
-        assert process.poll() is None, log_file.read_text()
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(
+        lambda: log_file.read_text().count(READY_LINE) > num_starts,
+        60,
+        process=process,
+        log=log_file,
+    )
     try:
         yield process
     finally:
@@ -130,13 +126,8 @@ def run_lingering_flow_runner(
 
 def read_state(api: PrefectApi, flow_run_id: str) -> str:
     """Return the type of a flow run's state; a busy server is asked again."""
-    until = deadline(60)
-    while True:
-        try:
-            return str((api.read_flow_run(flow_run_id) or {})["state"]["type"])
-        except ServerDownError:
-            assert time.monotonic() < until
-            time.sleep(0.2)
+    flow_run = call_again(lambda: api.read_flow_run(flow_run_id) or {}, ServerDownError)
+    return str(flow_run["state"]["type"])
 
 
 def end_runner_around_completion(api: PrefectApi, folder: Path, pause_s: float) -> list[str]:
@@ -159,16 +150,13 @@ def end_runner_around_completion(api: PrefectApi, folder: Path, pause_s: float) 
         flow_run = api.create_flow_run(
             deployment["id"], name="linger", parameters={}, tags=[], key=str(time.time_ns())
         )
-        until = deadline(60)
-        while "RUNNING" not in states:
-            assert time.monotonic() < until, (folder / "runner.log").read_text()
-            watch_state(flow_run["id"], 0.1)
+        log = folder / "runner.log"
+        wait_until(lambda: watch_state(flow_run["id"], 0.1) or "RUNNING" in states, 60, log=log)
         watch_state(flow_run["id"], pause_s)
         runner.terminate()
-        until = deadline(60)
-        while runner.poll() is None:
-            assert time.monotonic() < until, (folder / "runner.log").read_text()
-            watch_state(flow_run["id"], 0.1)
-        assert runner.returncode == 0, (folder / "runner.log").read_text()
+        wait_until(
+            lambda: watch_state(flow_run["id"], 0.1) or runner.poll() is not None, 60, log=log
+        )
+        assert runner.returncode == 0, log.read_text()
     watch_state(flow_run["id"], 0.1)
     return states

@@ -5,8 +5,6 @@ python agent.py TRANSPORT TOOL ARGUMENTS        TRANSPORT: stdio, mcp-http, herm
 the answer as JSON. URL and TOKEN of the HTTP transports are in the environment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
