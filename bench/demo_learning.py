@@ -50,11 +50,7 @@ def main() -> None:
 
 
 def measure_learning(
-    store: RunStore,
-    name: str,
-    model: str,
-    seed: int,
-    edits: tuple[tuple[str, str], ...] = (),
+    store: RunStore, name: str, model: str, seed: int, edits: tuple[tuple[str, str], ...] = ()
 ) -> list[object]:
     settings = {"data_seed": seed, **dict(edits)}
     spec = LaunchSpec(environment=name, settings=settings, model=model, seed=seed)

@@ -19,11 +19,7 @@ from flows.attempts import (
     record_end,
     record_exits,
 )
-from flows.flow_run_state import (
-    end_flow_run,
-    make_refusal,
-    raise_if_stop_requested,
-)
+from flows.flow_run_state import end_flow_run, make_refusal, raise_if_stop_requested
 from lachesis.base.errors import LachesisError, ValidationMissingError
 from lachesis.base.secrets import redact
 from lachesis.config.launch_spec import RunLimits

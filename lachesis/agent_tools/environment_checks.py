@@ -28,12 +28,7 @@ from lachesis.environment_catalog import lookup, new_environment, requirements
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.environment_catalog.scan import scan_environments
 from lachesis.operations.environments import CheckResult, run_environment_checks
-from lachesis.operations.inference_tests import (
-    InferenceRequest,
-    InferenceTest,
-    Stage,
-    open_checks,
-)
+from lachesis.operations.inference_tests import InferenceRequest, InferenceTest, Stage, open_checks
 from lachesis.operations.launches import build_tiny_model, resolve_launch
 from lachesis.runs.store import RunStore
 

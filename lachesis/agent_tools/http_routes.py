@@ -23,12 +23,7 @@ from lachesis import __version__
 from lachesis.agent_tools.answer_size import shorten_answer
 from lachesis.agent_tools.run_reports import report_live_status
 from lachesis.agent_tools.session import AgentSession
-from lachesis.agent_tools.tools import (
-    SLOW_TOOLS,
-    TOOLS,
-    CallContext,
-    run_catching_errors,
-)
+from lachesis.agent_tools.tools import SLOW_TOOLS, TOOLS, CallContext, run_catching_errors
 from lachesis.base.errors import ArgumentsError, LachesisError
 from lachesis.base.http_guard import ASGIApp, HttpGuard
 from lachesis.base.json_text import Json, error_to_payload

@@ -5,12 +5,7 @@ from typing import Any
 
 from lachesis.agent_tools.answers import NEXT_STEP_CALLS, drop_empty
 from lachesis.agent_tools.run_reports import forget_last_report
-from lachesis.agent_tools.session import (
-    SCHEMA_TIMEOUT_S,
-    AgentSession,
-    SessionState,
-    StartedRun,
-)
+from lachesis.agent_tools.session import SCHEMA_TIMEOUT_S, AgentSession, SessionState, StartedRun
 from lachesis.base.errors import ConfigError, LachesisError
 from lachesis.base.json_text import Json
 from lachesis.checkpoints.manifests import Checkpoints

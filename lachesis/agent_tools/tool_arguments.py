@@ -64,14 +64,13 @@ TestPrompts = Annotated[
     ),
 ]
 IdempotencyKey = Annotated[
-    str | None,
-    Field(min_length=1, max_length=200, description="The same key returns the same run"),
+    str | None, Field(min_length=1, max_length=200, description="The same key returns the same run")
 ]
 Confirm = Annotated[
     Annotated[bool, Field(strict=True)] | Annotated[str, Field(strict=True, max_length=100)],
     Field(
         description="Agrees to the preview with this fingerprint; true agrees to the last preview, "
-        "if nothing has changed since. Anything else gives a new preview",
+        "if nothing has changed since. Anything else gives a new preview"
     ),
 ]
 RequireValidation = Annotated[
@@ -87,14 +86,12 @@ CreateFile = Annotated[
     ),
 ]
 InstallRequirements = Annotated[
-    bool,
-    Field(description="Install the requirements in the header of the file first (PEP 723)"),
+    bool, Field(description="Install the requirements in the header of the file first (PEP 723)")
 ]
 AnsweringModel = Annotated[
     str | None,
     Field(
-        max_length=1000,
-        description="A folder with the model that answers; by default the tiny one",
+        max_length=1000, description="A folder with the model that answers; by default the tiny one"
     ),
 ]
 RolloutStep = Annotated[int | None, Field(ge=-1, description="One step only; -1 is the last")]

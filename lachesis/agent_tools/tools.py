@@ -18,12 +18,7 @@ from lachesis.agent_tools import (
     launches,
     run_reports,
 )
-from lachesis.agent_tools.draft import (
-    edit_draft,
-    list_environments,
-    select_environment,
-    show_draft,
-)
+from lachesis.agent_tools.draft import edit_draft, list_environments, select_environment, show_draft
 from lachesis.agent_tools.health_check import (
     check_rl_api_keys,
     check_rl_python_version,

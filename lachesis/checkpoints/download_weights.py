@@ -145,11 +145,9 @@ def _continue_download(url: str, file: Path) -> None:
     """Download the missing rest of a file."""
     size = file.stat().st_size if file.exists() else 0
     headers = {"range": f"bytes={size}-"} if size else {}
-    with (
-        httpx.stream(
-            "GET", url, headers=headers, timeout=TIMEOUT, verify=get_tls_context()
-        ) as response,
-    ):
+    with httpx.stream(
+        "GET", url, headers=headers, timeout=TIMEOUT, verify=get_tls_context()
+    ) as response:
         # Nothing is missing: the range begins at the end.
         if response.status_code == 416 and size:
             return

@@ -105,12 +105,7 @@ def push_weights(
         url = api.create_repo(repository, private=not public, exist_ok=True)
         commit = api.create_commit(repository, operations, commit_message=message)
         is_private = bool(api.model_info(repository).private)
-    return {
-        "repository": repository,
-        "url": str(url),
-        "commit": commit.oid,
-        "private": is_private,
-    }
+    return {"repository": repository, "url": str(url), "commit": commit.oid, "private": is_private}
 
 
 def _make_public_note(note: Json) -> bytes:

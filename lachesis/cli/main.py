@@ -196,7 +196,7 @@ def build_app() -> App:
                             help_epilogue=f"`lachesis {noun} VERB --help` describes one verb.",
                             group=group,
                             sort_key=position,
-                        ),
+                        )
                     )
                 parent = app[noun]
             parent.command(

@@ -163,8 +163,7 @@ class LaunchOptions:
         tuple[str, ...], Parameter(help="a word to find the run by; may be repeated")
     ] = ()
     seed: Annotated[
-        int | None,
-        number(SEED, "seed of the adapter and, on the embedded profile, of sampling"),
+        int | None, number(SEED, "seed of the adapter and, on the embedded profile, of sampling")
     ] = None
     require_validation: Annotated[
         bool,

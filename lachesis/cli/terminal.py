@@ -31,11 +31,7 @@ UTC_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?\+00:00")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
-STATUS_STYLES = {
-    "completed": "green",
-    "failed": "red",
-    "stopped": "yellow",
-}
+STATUS_STYLES = {"completed": "green", "failed": "red", "stopped": "yellow"}
 
 # Colours of the tones of a verdict; see `lachesis.reporting.verdict_marks`.
 TONE_STYLES = {"good": "green", "warn": "yellow", "bad": "red", "none": ""}

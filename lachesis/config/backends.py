@@ -60,7 +60,7 @@ BACKENDS = {
         packages=("uv", "skyrl[tinker,jax,ray]==0.4.0"),
         min_python=(3, 12),
         ignored_fields={"tinker.grad_clip_norm": 0.0},
-    ),
+    )
 }
 
 

@@ -136,8 +136,7 @@ def _read_settings(value: object) -> object:
 
 # Fields by SECTION.FIELD or FIELD, also written as lines of text.
 Settings = Annotated[
-    dict[str, Any],
-    BeforeValidator(_read_settings, json_schema_input_type=dict[str, Any] | str),
+    dict[str, Any], BeforeValidator(_read_settings, json_schema_input_type=dict[str, Any] | str)
 ]
 
 

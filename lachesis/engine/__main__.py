@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 from lachesis.base import paths
 from lachesis.base.argparse_types import LORA_RANK, NUM_TOKENS, PORT, SEED
-from lachesis.base.errors import (
-    MissingDependencyError,
-)
+from lachesis.base.errors import MissingDependencyError
 from lachesis.models.transformers_import import leave_out_bitsandbytes, pause_garbage_collection
 from lachesis.tinker_server.program import bind_listener, read_token, run_program, serve_engine
 

@@ -165,10 +165,7 @@ class TrainingModel:
         return total
 
     def _run_pass(
-        self,
-        data: list[DecodedDatum],
-        loss_fn: str,
-        settings: dict[str, float],
+        self, data: list[DecodedDatum], loss_fn: str, settings: dict[str, float]
     ) -> tuple[float, list[Array]]:
         """Return the summed loss, and the log-probabilities of each datum's targets.
 

@@ -100,10 +100,7 @@ class ModelThread:
         return True
 
     def submit_sample(
-        self,
-        future: RequestFuture,
-        sampler: SamplerEntry,
-        request: SampleRequest,
+        self, future: RequestFuture, sampler: SamplerEntry, request: SampleRequest
     ) -> None:
         """Queue a checked sampling request with one of the samplers."""
         job_sampler, snapshot = sampler.served_model.sampler, sampler.snapshot

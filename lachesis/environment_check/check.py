@@ -22,12 +22,7 @@ from lachesis.base.json_text import Json, read_json_lines
 from lachesis.config.launch_spec import TestSpec
 from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog.scan import Environment
-from lachesis.environment_check.stages import (
-    StageChild,
-    StageResult,
-    run_stages,
-    serve_base_model,
-)
+from lachesis.environment_check.stages import StageChild, StageResult, run_stages, serve_base_model
 from lachesis.environment_check.token_checks import (
     CheckResult,
     check_round_trip,

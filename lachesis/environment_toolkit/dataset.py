@@ -61,11 +61,7 @@ def _log_omitted_rows(source: str | Path, problem_counts: Counter[str], *, num_u
     num_omitted = problem_counts.total()
     summary = ", ".join(f"{count} {problem}" for problem, count in problem_counts.most_common(5))
     log.warning(
-        "%s: %d of %d rows are left out: %s",
-        source,
-        num_omitted,
-        num_omitted + num_usable,
-        summary,
+        "%s: %d of %d rows are left out: %s", source, num_omitted, num_omitted + num_usable, summary
     )
 
 

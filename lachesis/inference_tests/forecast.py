@@ -20,12 +20,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.base.formatting import (
-    format_dollars,
-    format_duration,
-    format_range,
-    shorten_count,
-)
+from lachesis.base.formatting import format_dollars, format_duration, format_range, shorten_count
 from lachesis.config.prices import Prices, TokenCounts
 
 MIN_RELATIVE_WIDTH = 0.2
@@ -186,9 +181,7 @@ def _estimate_tokens_per_rollout(
         prefill=prefill, sampled=sampled, trained=sequence * max(signal_share, MIN_RELATIVE_WIDTH)
     )
     high = TokenCounts(
-        prefill=prefill * (1 + width),
-        sampled=sampled * (1 + width),
-        trained=sequence * (1 + width),
+        prefill=prefill * (1 + width), sampled=sampled * (1 + width), trained=sequence * (1 + width)
     )
     return low, expected, high
 
@@ -248,10 +241,7 @@ def _forecast_storage(planned: PlannedRun, price: float | None) -> dict[str, flo
 
 
 def _describe_basis(
-    sums: GroupSums,
-    planned: PlannedRun,
-    prices: Prices | None,
-    step_seconds: float | None,
+    sums: GroupSums, planned: PlannedRun, prices: Prices | None, step_seconds: float | None
 ) -> str:
     """Return in words what the forecast was computed from."""
     measured_text = f"{sums.rollouts} rollouts in {sums.groups} groups"

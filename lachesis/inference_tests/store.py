@@ -116,15 +116,7 @@ class InferenceTest(BaseModel):
         return None
 
 
-OUTPUT_SUFFIXES = (
-    ".jsonl",
-    ".html",
-    ".json",
-    ".log",
-    ".yaml",
-    ".counters.json",
-    ".samples.jsonl",
-)
+OUTPUT_SUFFIXES = (".jsonl", ".html", ".json", ".log", ".yaml", ".counters.json", ".samples.jsonl")
 
 
 class InferenceTestStore:

@@ -16,11 +16,7 @@ from lachesis.base.timestamps import seconds_between
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.monitor import prefect_artifacts
 from lachesis.monitor.observe import Observation, observe_runs
-from lachesis.monitor.run_health import (
-    build_health_entry,
-    judge_observation,
-    read_final_judgement,
-)
+from lachesis.monitor.run_health import build_health_entry, judge_observation, read_final_judgement
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.stalls import Stall, find_stall
 from lachesis.monitor.tick_memory import MonitorMemory, load_memory, save_memory
@@ -177,13 +173,7 @@ class Monitor:
         stall = find_stall(observation, memory.silent_since, has_clock_changed=has_clock_changed)
         health = read_final_judgement(observation.record) or judge_observation(observation, memory)
         messages = [observation.problem] if observation.problem else []
-        return WatchedRun(
-            observation,
-            memory,
-            health,
-            stall,
-            messages,
-        )
+        return WatchedRun(observation, memory, health, stall, messages)
 
     # --- act
 

@@ -55,10 +55,7 @@ def check_test(
 
 
 def start_test(
-    store: RunStore,
-    test: TestSpec | ResolvedTest,
-    *,
-    schema_timeout_s: float = SCHEMA_TIMEOUT_S,
+    store: RunStore, test: TestSpec | ResolvedTest, *, schema_timeout_s: float = SCHEMA_TIMEOUT_S
 ) -> InferenceTest:
     """Submit an inference test of an environment.
 

@@ -21,12 +21,7 @@ from lachesis.launch import choose_model, launch_file, preview, resolve
 from lachesis.launch.choose_model import describe_default_model, require_loadable_model
 from lachesis.launch.create_run import create_run, discard_run, make_run_record
 from lachesis.launch.launch_file import make_launch_schema, render_launch_file
-from lachesis.launch.offered_models import (
-    ModelList,
-    OfferedModel,
-    fetch_and_describe,
-    list_models,
-)
+from lachesis.launch.offered_models import ModelList, OfferedModel, fetch_and_describe, list_models
 from lachesis.launch.preview import LaunchPreview
 from lachesis.launch.resolve import LaunchFields, ResolvedLaunch
 from lachesis.prefect_client import background_serve, submit

@@ -109,10 +109,7 @@ def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:
     if cause is None:
         return record
     return _end_run(
-        store,
-        record,
-        cause,
-        f"{CAUSES[cause].sentence}; the Prefect server does not respond",
+        store, record, cause, f"{CAUSES[cause].sentence}; the Prefect server does not respond"
     )
 
 

@@ -7,12 +7,7 @@ from typing import Any
 
 from lachesis.base.errors import ServerDownError
 from lachesis.base.json_text import Json
-from lachesis.prefect_client.api_requests import (
-    MISSING,
-    PrefectHttp,
-    was_never_sent,
-    was_refused,
-)
+from lachesis.prefect_client.api_requests import MISSING, PrefectHttp, was_never_sent, was_refused
 
 # Time limit for questions about runs, which the records can answer too.
 READ_TIMEOUT_S = 2.5

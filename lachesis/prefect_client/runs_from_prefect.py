@@ -40,12 +40,7 @@ from lachesis.prefect_client.flow_run_keys import (
 )
 from lachesis.prefect_client.refresh import refresh_runs
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.prefect_client.submit import (
-    OWN_TAGS,
-    list_tags,
-    list_test_tags,
-    make_test_title,
-)
+from lachesis.prefect_client.submit import OWN_TAGS, list_tags, list_test_tags, make_test_title
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.record import RunRecord

@@ -180,10 +180,7 @@ def write_compare_lead(comparison: Comparison) -> tuple[str, str]:
     if ranking is None:
         count = f"{num_evaluated} of {len(runs)} runs"
         verb = "has" if num_evaluated == 1 else "have"
-        return (
-            "None can be called best.",
-            f"{count} {verb} a held-out result of trained weights.",
-        )
+        return ("None can be called best.", f"{count} {verb} a held-out result of trained weights.")
     best, rivals = ranking.best, ranking.rivals
     top = sorted([best, *rivals], key=lambda run: letters[run.record.run_id])
     names = join_words([letters[run.record.run_id] for run in top])

@@ -9,11 +9,7 @@ from lachesis.reporting.next_steps import NEXT_STEP_COMMANDS
 from lachesis.reporting.run_view import LastError, RunView, find_log_files
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.folder import shorten_service_name
-from lachesis.runs.held_out_results import (
-    HeldOutPoint,
-    find_newest_accuracy,
-    read_held_out_points,
-)
+from lachesis.runs.held_out_results import HeldOutPoint, find_newest_accuracy, read_held_out_points
 from lachesis.runs.metrics import Step, sample_history, select_key_metrics
 from lachesis.runs.record import RunRecord
 

@@ -261,9 +261,7 @@ def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
     return after.percent_correct if after else None
 
 
-def split_curve(
-    curve: Sequence[HeldOutPoint],
-) -> tuple[HeldOutPoint | None, HeldOutPoint | None]:
+def split_curve(curve: Sequence[HeldOutPoint]) -> tuple[HeldOutPoint | None, HeldOutPoint | None]:
     """Return the result before training and the newest one of trained weights; None where there is
     none.
     """

@@ -18,10 +18,7 @@ from lachesis.base.errors import StorageError, UnknownRunError, shorten
 from lachesis.base.files import hold_file_lock, storage_errors, write_private
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RECORD_NAME, RunDir
-from lachesis.runs.record import (
-    RunRecord,
-    ServiceRecord,
-)
+from lachesis.runs.record import RunRecord, ServiceRecord
 
 # A record is written in milliseconds; a process that holds it longer has been stopped.
 LOCK_S = 10.0

@@ -281,11 +281,7 @@ class BridgeEngine(SessionKeeper):
         return lambda session_id, seq_id: self.add_sampler(session_id, seq_id, loaded, model_path)
 
     def add_sampler(
-        self,
-        session_id: str,
-        seq_id: int,
-        loaded: SamplingWeights,
-        model_path: str | None,
+        self, session_id: str, seq_id: int, loaded: SamplingWeights, model_path: str | None
     ) -> str:
         """Register weights for sampling and return the id of the sampler."""
         session = self.sessions.get(session_id)

@@ -14,12 +14,7 @@ from lachesis.config.owner_policy import FILE_NAME, AgentPolicy, load_policy
 from lachesis.config.prices import TokenCounts
 from lachesis.config.profiles import PROFILES
 from lachesis.config.run_config import RunConfig, check_cost_limit
-from lachesis.inference_tests.store import (
-    EMBEDDED,
-    TINKER,
-    InferenceTestStore,
-    get_model_name,
-)
+from lachesis.inference_tests.store import EMBEDDED, TINKER, InferenceTestStore, get_model_name
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.ledger import LedgerEntry, compute_run_cost, read_ledger

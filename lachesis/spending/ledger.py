@@ -80,10 +80,7 @@ class Ledger:
             return
         earlier_usd = compute_run_cost(store, record) if record.attempt > 1 else 0.0
         self.promise(
-            record.submission_key,
-            limit_usd,
-            by_agent=record.by_agent,
-            earlier_usd=earlier_usd,
+            record.submission_key, limit_usd, by_agent=record.by_agent, earlier_usd=earlier_usd
         )
 
     def promise(

@@ -18,12 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from lachesis.base.errors import (
-    ProcessExitedError,
-    RLEnvironmentError,
-    list_error_codes,
-    shorten,
-)
+from lachesis.base.errors import ProcessExitedError, RLEnvironmentError, list_error_codes, shorten
 from lachesis.base.files import read_last_lines
 from lachesis.base.secrets import build_child_env, find_secret_values
 from lachesis.supervision.services.spec import ServiceSpec

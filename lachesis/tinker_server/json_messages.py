@@ -252,11 +252,7 @@ def describe_adapter(
     return {
         "type": "get_info",
         "model_id": model_id,
-        "model_data": {
-            "arch": architecture,
-            "model_name": base_model,
-            "tokenizer_id": base_model,
-        },
+        "model_data": {"arch": architecture, "model_name": base_model, "tokenizer_id": base_model},
         "is_lora": True,
         "lora_rank": rank,
         "model_name": base_model,

@@ -43,12 +43,7 @@ log = logging.getLogger("lachesis.trainer")
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.trainer", description=__doc__)
-    parser.add_argument(
-        "--config",
-        type=Path,
-        required=True,
-        help="the run's YAML",
-    )
+    parser.add_argument("--config", type=Path, required=True, help="the run's YAML")
     parser.add_argument(
         "--run-folder",
         type=Path,

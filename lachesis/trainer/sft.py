@@ -38,9 +38,7 @@ async def run_sft_stage(
         return
     state.phase = "supervised fine-tuning"
     examples = read_examples(
-        Path(config.tinker.sft_file),
-        tokenizer,
-        max_tokens=config.tinker.max_token_trainer_length,
+        Path(config.tinker.sft_file), tokenizer, max_tokens=config.tinker.max_token_trainer_length
     )
     losses = await _fine_tune(config, policy, state, examples, stop)
     if losses is None:

@@ -60,11 +60,7 @@ def create_app(
     # The token is checked by the gate, which can ask a person for it; the guard does the rest.
     gate = SignInGate(GZipMiddleware(app, minimum_size=1000), token)
     guard = HttpGuard(
-        SecurityHeaders(gate),
-        host=host,
-        token=None,
-        allowed_hosts=allowed_hosts,
-        serves_pages=True,
+        SecurityHeaders(gate), host=host, token=None, allowed_hosts=allowed_hosts, serves_pages=True
     )
     return guard
 
@@ -82,10 +78,7 @@ def _create_routes() -> Starlette:
             *CURVE_ROUTES,
             *ENVIRONMENT_ROUTES,
         ],
-        exception_handlers={
-            LachesisError: _show_lachesis_error,
-            HTTPException: _show_http_error,
-        },
+        exception_handlers={LachesisError: _show_lachesis_error, HTTPException: _show_http_error},
         lifespan=_read_ahead,
     )
 

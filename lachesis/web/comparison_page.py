@@ -219,11 +219,7 @@ def _list_results(runs: Sequence[ComparedRun]) -> list[ComparedRow]:
 
 
 def _make_result_row(
-    name: str,
-    key: str,
-    values: Sequence[Any],
-    write: Callable[[Any], str],
-    missing: str = MISSING,
+    name: str, key: str, values: Sequence[Any], write: Callable[[Any], str], missing: str = MISSING
 ) -> ComparedRow:
     texts = [missing if value is None else write(value) for value in values]
     return ComparedRow(name, key, list(values), texts, [False] * len(values))
@@ -324,7 +320,4 @@ def read_run_ids(request: Request) -> list[str]:
     return list(dict.fromkeys(name for text in texts for name in text.split(",") if name))
 
 
-COMPARE_ROUTES = [
-    Route("/compare", show_comparison),
-    Route("/compare.csv", download_comparison),
-]
+COMPARE_ROUTES = [Route("/compare", show_comparison), Route("/compare.csv", download_comparison)]

@@ -86,7 +86,4 @@ def _read_number(text: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-CURVE_ROUTES = [
-    Route("/curves.json", send_curves),
-    Route("/curves.csv", download_curves),
-]
+CURVE_ROUTES = [Route("/curves.json", send_curves), Route("/curves.csv", download_curves)]

@@ -356,12 +356,7 @@ def show_rollouts(request: Request) -> Response:
     rollout_filter = RolloutFilter.from_query(request.query_params)
     page = build_rollout_page(cache, request.path_params["run_id"], rollout_filter)
     return make_page(
-        request,
-        "rollouts.html.j2",
-        section="runs",
-        tab="rollouts",
-        record=page.record,
-        page=page,
+        request, "rollouts.html.j2", section="runs", tab="rollouts", record=page.record, page=page
     )
 
 

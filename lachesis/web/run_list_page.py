@@ -13,12 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.base.formatting import (
-    count_in_words,
-    format_duration,
-    format_setting,
-    shorten_count,
-)
+from lachesis.base.formatting import count_in_words, format_duration, format_setting, shorten_count
 from lachesis.reporting.run_cache import RunCache
 from lachesis.reporting.run_list import LETTERS, ROWS_PER_PAGE, RunFilter, select_runs
 from lachesis.reporting.run_summary import RunSummary, find_differing_settings, get_model_name
@@ -325,7 +320,4 @@ def _make_row(summary: RunSummary) -> dict[str, object]:
     }
 
 
-RUN_LIST_ROUTES = [
-    Route("/runs", show_run_list),
-    Route("/runs.csv", download_run_list),
-]
+RUN_LIST_ROUTES = [Route("/runs", show_run_list), Route("/runs.csv", download_run_list)]

@@ -39,11 +39,7 @@ def announce_page_server(address: str, home: Path | None = None) -> Iterator[Non
     file = get_info_file(home)
     identity = ProcessIdentity.read(os.getpid())
     assert identity is not None
-    info = {
-        "home": str(home or paths.home()),
-        "address": address,
-        "process": asdict(identity),
-    }
+    info = {"home": str(home or paths.home()), "address": address, "process": asdict(identity)}
     write_private(file, json.dumps(info))
     try:
         yield

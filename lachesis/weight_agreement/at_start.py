@@ -50,7 +50,7 @@ FIXED_WINDOW_FIELDS = ("window_size", "sliding_window_size", "attention_window_s
 # Families that `make families` found to differ although the checks at startup find nothing.
 REJECTED_FAMILIES = {
     "hrm_text": "its log-probabilities after one training step differ by 0.16 nats from those of "
-    "PyTorch and PEFT (it leaves most of its cycles out of the gradient; allowed: 0.001)",
+    "PyTorch and PEFT (it leaves most of its cycles out of the gradient; allowed: 0.001)"
 }
 
 

@@ -193,11 +193,7 @@ PER_RUN, PER_DAY = 2.0, 5.0
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_tool_gets_past_the_policy(
-    ask: Ask,
-    home: Path,
-    desk: AgentSession,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
+    ask: Ask, home: Path, desk: AgentSession, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     write_policy(
         home,

@@ -11,13 +11,7 @@ import pytest
 
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
-from tests.backends.conftest import (
-    ADDRESSES,
-    HOSTS,
-    RAY_PORT,
-    list_workers,
-    start_ray,
-)
+from tests.backends.conftest import ADDRESSES, HOSTS, RAY_PORT, list_workers, start_ray
 from tests.harness.served_home import ServedHome
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(3000)]

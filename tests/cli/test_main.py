@@ -99,10 +99,6 @@ def test_the_help_loads_no_command(words: list[str]) -> None:
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", script], env=os.environ, capture_output=True, text=True, check=True
     )
     assert done.stderr.strip() == "[]"

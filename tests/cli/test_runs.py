@@ -96,10 +96,7 @@ def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any
     ],
 )
 def test_the_best_run_is_named_only_if_the_items_can_tell(
-    store: RunStore,
-    answer: Callable[..., Any],
-    shares: tuple[float, float | None],
-    verdict: str,
+    store: RunStore, answer: Callable[..., Any], shares: tuple[float, float | None], verdict: str
 ) -> None:
     for run_id, share in zip((SLOW, FAST), shares, strict=True):
         if share is not None:

@@ -29,10 +29,7 @@ def test_a_run_that_ends_meanwhile_is_not_being_stopped(
     message: str,
 ) -> None:
     store = RunStore(clean_environment)
-    store.create(
-        make_record(status="running"),
-        config_yaml="",
-    )
+    store.create(make_record(status="running"), config_yaml="")
 
     def end_instead(store: RunStore, record: RunRecord, *_: Any) -> None:
         store.update(record.run_id, status=status, ended_at=now_iso(), health={"final": True})

@@ -64,11 +64,7 @@ def test_one_that_is_not_installed_is_named(
     ],
 )
 def test_a_check_decides_about_later_launches(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    verdict: str,
-    clip: float,
-    problem: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, clip: float, problem: str | None
 ) -> None:
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     assert backends.find_check_problem(URL, clip) is None

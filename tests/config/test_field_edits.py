@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
 from lachesis.base.files import write_private
 from lachesis.config import run_config as run_config
-from lachesis.config.field_edits import (
-    ConfigFields,
-    get_editable_values,
-    replace_limits,
-)
+from lachesis.config.field_edits import ConfigFields, get_editable_values, replace_limits
 from lachesis.config.launch_spec import parse_assignment
 from lachesis.config.run_config import RunConfig
 from lachesis.config.run_fields import MAX_STEPS

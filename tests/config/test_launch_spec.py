@@ -57,11 +57,7 @@ def test_parameters_describe_a_launch() -> None:
     }
     spec = read_spec(LaunchSpec, values)
     assert (spec.environment, spec.profile, spec.name) == ("arithmetic", "embedded", "mine")
-    assert spec.list_edits() == {
-        "batch_size": "64",
-        "env.total_steps": 20,
-        "limits.max_hours": 2.0,
-    }
+    assert spec.list_edits() == {"batch_size": "64", "env.total_steps": 20, "limits.max_hours": 2.0}
 
 
 def test_a_launch_is_described_by_the_parameters_that_make_it_again(

@@ -92,9 +92,7 @@ def _work_on(run: Callable[..., Any], start: Callable[..., Any], first: str) -> 
     like = ("train", "--like", "@last", "--set", "learning_rate=0.0005", "--name", "slower")
     second = run(*like, "--watch")["run_id"]
     comparison = run("compare", first[:7], "@last")
-    assert comparison["differing"] == {
-        "tinker.learning_rate": {first: 0.0015, second: 0.0005},
-    }
+    assert comparison["differing"] == {"tinker.learning_rate": {first: 0.0015, second: 0.0005}}
     worst = run("rollouts", first, "--worst", "3")["rollouts"]
     assert len(worst) == 3
     assert all(rollout["prompt"] and rollout["score"] is not None for rollout in worst)

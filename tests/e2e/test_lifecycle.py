@@ -163,9 +163,7 @@ def test_the_server_fires_schedules(served_home: Path) -> None:
     assert any(run["auto_scheduled"] for run in runs)
 
 
-def test_ctrl_c_of_the_demo_leaves_no_process(
-    new_home: Callable[[], Path],
-) -> None:
+def test_ctrl_c_of_the_demo_leaves_no_process(new_home: Callable[[], Path]) -> None:
     """Server, runner, flow and services end, after the run has saved a checkpoint."""
     home = new_home()
     env = {**os.environ, "LACHESIS_HOME": str(home)}

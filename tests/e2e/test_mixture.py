@@ -29,10 +29,7 @@ SIZES = (
 
 
 def test_two_environments_train_one_model(
-    cli: Callable[..., Any],
-    served_home: Path,
-    calm: str,
-    wait_ended: Callable[..., Any],
+    cli: Callable[..., Any], served_home: Path, calm: str, wait_ended: Callable[..., Any]
 ) -> None:
     refused = cli(
         "train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm

@@ -79,9 +79,7 @@ def test_the_end_of_a_run_is_told(told: list[Json], server: Server) -> None:
     kinds = {"Failed", "Cancelled", "Completed"}
     for kind in kinds:
         made = server.start(
-            "train",
-            {"environment": "arithmetic"},
-            state_details={"scheduled_time": tomorrow},
+            "train", {"environment": "arithmetic"}, state_details={"scheduled_time": tomorrow}
         )
         state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
         server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
@@ -231,10 +229,7 @@ def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
 
 
 def test_weights_that_stay_are_called_broken(
-    told: list[Json],
-    broken_run: str,
-    cli: Callable[..., Any],
-    served_home: Path,
+    told: list[Json], broken_run: str, cli: Callable[..., Any], served_home: Path
 ) -> None:
     health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"

@@ -30,9 +30,7 @@ def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Pat
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("whose", ["engine", "reference"])
 def test_what_is_not_a_number_never_agrees(
-    place: int,
-    whose: str,
-    monkeypatch: pytest.MonkeyPatch,
+    place: int, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`max(0.0, nan)` is 0.0, in this order only."""
     engine, reference = np.full((2, 3), -1.0), torch.full((2, 3), -1.0)

@@ -39,11 +39,7 @@ def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path
     engine.samplers = watched = Watched()
     with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
         session = client.post("/api/v1/create_session", json={}).json()["session_id"]
-        body = {
-            "session_id": session,
-            "sampling_session_seq_id": 0,
-            "base_model": random_model,
-        }
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": random_model}
         answer = client.post("/api/v1/create_sampling_session", json=body).json()
         assert client.post("/api/v1/create_sampling_session", json=body).json() == answer
         assert engine.sessions[session].sampler_ids == list(watched)
@@ -90,11 +86,7 @@ def test_a_sampler_of_a_session_that_has_just_ended_is_refused(
     monkeypatch.setattr(engine, "load_sampler", load_and_end)
     with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
         session = client.post("/api/v1/create_session", json={}).json()["session_id"]
-        body = {
-            "session_id": session,
-            "sampling_session_seq_id": 0,
-            "base_model": random_model,
-        }
+        body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": random_model}
         answer = client.post("/api/v1/create_sampling_session", json=body)
     assert (answer.status_code, "has ended" in answer.json()["detail"]) == (400, True)
 

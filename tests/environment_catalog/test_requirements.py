@@ -53,10 +53,7 @@ def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
     assert requirements.read_requirements(write(tmp_path, "")) == ScriptRequirements()
     assert requirements.read_requirements(
         write(tmp_path, HEADER.format('"a>=1", "b[c]; python_version > \'3\'"'))
-    ).dependencies == (
-        "a>=1",
-        "b[c]; python_version > '3'",
-    )
+    ).dependencies == ("a>=1", "b[c]; python_version > '3'")
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,7 @@ def wait_for_line(folder: Path, is_there: bool) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["time.sleep(60)", 're.match("(a*)*b", "a" * 40)', "while True: pass", "time.sleep(2)"],
+    "call", ["time.sleep(60)", 're.match("(a*)*b", "a" * 40)', "while True: pass", "time.sleep(2)"]
 )
 def test_the_line_of_the_environment_is_found(
     start: Callable[[str], Path], tmp_path: Path, call: str

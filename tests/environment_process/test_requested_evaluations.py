@@ -284,8 +284,7 @@ async def test_the_evaluation_of_the_last_step_is_made_though_the_last_group_was
 
 
 async def test_training_that_stands_still_is_not_waited_for(
-    trainer: Trainer,
-    monkeypatch: pytest.MonkeyPatch,
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_STEP_WAIT_S", 0.05)
 

@@ -198,12 +198,7 @@ def test_a_stored_process_that_is_a_stranger(place: Place, row: Row) -> None:
             assert stranger.poll() is None
         finally:
             stranger.kill()
-    row(
-        fault="stored pids are a stranger's",
-        phase="idle",
-        expected="untouched",
-        seen="untouched",
-    )
+    row(fault="stored pids are a stranger's", phase="idle", expected="untouched", seen="untouched")
 
 
 def _edits(*values: str) -> tuple[str, ...]:

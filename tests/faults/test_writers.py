@@ -60,10 +60,7 @@ class Scene:
 
 @pytest.fixture
 def scene(
-    tmp_path: Path,
-    empty_database: Path,
-    clean_environment: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, empty_database: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
     prefect_home, models = tmp_path / "prefect", tmp_path / "hf"
     prefect_home.mkdir()

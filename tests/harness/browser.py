@@ -40,12 +40,7 @@ class Watched:
 
 @contextlib.contextmanager
 def open_page(
-    chromium: Browser,
-    address: str,
-    *,
-    width: int = 1280,
-    height: int = 900,
-    is_dark: bool = False,
+    chromium: Browser, address: str, *, width: int = 1280, height: int = 900, is_dark: bool = False
 ) -> Iterator[Watched]:
     """A page that is closed with the block."""
     page = chromium.new_page(

@@ -78,9 +78,7 @@ BAD_INPUTS = [
         ("no run 'deadbeef'", "existing runs"),
     ),
     BadInput(
-        "long name",
-        {**ARITHMETIC, "name": "x" * 61},
-        ("the name 'xxx", "at most 60 characters"),
+        "long name", {**ARITHMETIC, "name": "x" * 61}, ("the name 'xxx", "at most 60 characters")
     ),
     BadInput(
         "missing key",

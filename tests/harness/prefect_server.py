@@ -74,11 +74,7 @@ def serve_prefect(home: Path) -> Iterator[PrefectApi]:
     env = {**os.environ, **PREFECT_SETTINGS, "PREFECT_HOME": str(home)}
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--port", str(port)],
-            env=env,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            [*command, "--port", str(port)], env=env, stdout=log, stderr=log, start_new_session=True
         )
     api = PrefectApi(f"http://127.0.0.1:{port}/api")
     wait_until(api.is_healthy, 120, process=process, log=home / "log")

@@ -225,10 +225,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     assert find_forecast(tests, config, compute_fingerprint(file), planned) is not None
     add(model="qwen/qwen3-8b")
     refused("was about embedded:m, not about m on profile embedded")
-    add(
-        model="tinker:m",
-        planned=planned.model_copy(update={"profile": "tinker"}),
-    )
+    add(model="tinker:m", planned=planned.model_copy(update={"profile": "tinker"}))
     refused("not about m on profile embedded")
     add(prompt_settings={"thinking": "off", "chat_template_kwargs": {}, "stop_tokens": []})
     refused("was made with other values of thinking")

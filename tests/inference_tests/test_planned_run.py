@@ -20,8 +20,7 @@ SIZES: dict[str, Any] = {
 
 
 def test_a_run_that_cannot_be_read_is_passed_over(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = RunStore(tmp_path)
     values = {"environment": "e", "environment_file": "e.py", "seed": 0, "fingerprint": "f"}

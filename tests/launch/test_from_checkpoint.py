@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.agent_tools import launches
-from lachesis.base.errors import (
-    CheckpointError,
-)
+from lachesis.base.errors import CheckpointError
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec

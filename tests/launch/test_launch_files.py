@@ -146,11 +146,7 @@ def test_a_run_like_another_one_has_its_settings(
     edits = {"tinker": {"learning_rate": 0.5, "seed": 9}, "env": {"group_size": 8}}
     make_run(store, random_model, edits, tags=["a"])
     spec = make_similar_spec(store, store.load(RUN), None, 60.0)
-    assert spec.list_edits() == {
-        "tinker.learning_rate": 0.5,
-        "tinker.seed": 9,
-        "env.group_size": 8,
-    }
+    assert spec.list_edits() == {"tinker.learning_rate": 0.5, "tinker.seed": 9, "env.group_size": 8}
     assert (spec.model, spec.tags) == (random_model, ["a"])
     content = yaml.safe_load(shown("config", "--like", "@last"))
     assert content["tinker"]["learning_rate"] == 0.5

@@ -10,11 +10,7 @@ from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_results, get_status
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
-from lachesis.prefect_client.flow_run_keys import (
-    choose_run_id,
-    derive_run_id,
-    require_free_run,
-)
+from lachesis.prefect_client.flow_run_keys import choose_run_id, derive_run_id, require_free_run
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import find_queue_position, submit_run

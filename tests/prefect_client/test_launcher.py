@@ -273,10 +273,7 @@ def test_a_runner_is_not_waited_for_without_its_server(tmp_path: Path) -> None:
         "runner", subprocess.Popen(sleeps, start_new_session=True), tmp_path / "runner.log"
     )
     launcher = serve.Launcher(tmp_path, None)
-    launcher.children = {
-        SERVER: adopt("server", dead, tmp_path / "server.log"),
-        RUNNER: runner,
-    }
+    launcher.children = {SERVER: adopt("server", dead, tmp_path / "server.log"), RUNNER: runner}
     try:
         with pytest.raises(ProcessExitedError, match="the Prefect server exited with code 1"):
             runner.wait_until_ready(lambda: launcher._is_ready(runner), 30)

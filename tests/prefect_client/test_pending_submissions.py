@@ -124,11 +124,7 @@ def test_a_test_is_known_from_its_begin_on_or_refused(
     deployment = prefect_api.read_deployment("train", "train-test") or {}
     ids = {
         test.test_id: prefect_api.create_flow_run(
-            deployment["id"],
-            name="test",
-            parameters={},
-            tags=[],
-            key=test.submission_key,
+            deployment["id"], name="test", parameters={}, tags=[], key=test.submission_key
         )["id"]
         for test in (begun, ended)
     }
@@ -174,10 +170,7 @@ def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) ->
 
 
 def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
-    faults: LateAnswers,
-    store: RunStore,
-    prefect_api: PrefectApi,
-    monkeypatch: pytest.MonkeyPatch,
+    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = create_run(store)
 

@@ -54,11 +54,7 @@ def test_a_flow_run_that_waits_has_its_run_or_is_refused(
     waiting = prefect_api.read_flow_run(good) or {}
     assert waiting["state"]["type"] == "SCHEDULED"
     assert waiting["name"].endswith(record.run_id)
-    assert set(waiting["tags"]) == {
-        "lachesis",
-        f"run:{record.run_id}",
-        "environment:arithmetic",
-    }
+    assert set(waiting["tags"]) == {"lachesis", f"run:{record.run_id}", "environment:arithmetic"}
     state = (prefect_api.read_flow_run(bad) or {})["state"]
     assert (state["type"], state["name"]) == ("FAILED", "Refused")
     assert state["message"].startswith("/nowhere is not a model")

@@ -44,9 +44,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore()
 
 
-def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
-    store: RunStore,
-) -> None:
+def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(store: RunStore) -> None:
     other = make_record(run_id="aaaaaaaa", status="running", schedule="days")
     store.create(other)
     first = find_or_create_run(store, NIGHTLY, None)
@@ -62,9 +60,7 @@ def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(
     assert find_or_create_run(store, NIGHTLY, None).status == "pending"
 
 
-def test_the_first_run_of_a_schedule_starts_from_the_base_model(
-    store: RunStore,
-) -> None:
+def test_the_first_run_of_a_schedule_starts_from_the_base_model(store: RunStore) -> None:
     parameters = {**NIGHTLY, "from_checkpoint": "best"}
     assert find_or_create_run(store, parameters, None).forked_from is None
 

@@ -120,8 +120,7 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
 
 
 def test_metrics_that_cannot_be_read_hide_no_other_run(
-    store: RunStore,
-    capsys: pytest.CaptureFixture[str],
+    store: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder in their place fails to open for every user, also for root."""
     make(store)

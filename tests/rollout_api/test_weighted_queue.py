@@ -214,10 +214,7 @@ def test_each_environment_reads_its_own_view() -> None:
         ({"b": {"weight": 0}}, "env.mixture.b.weight is 0; allowed: above 0, at most 1000"),
         ({"b": {"weight": "much"}}, "env.mixture.b.weight is 'much'"),
         ({"b": {"weight": float("nan")}}, "env.mixture.b.weight is nan"),
-        (
-            {"b": {"group_size": 4}},
-            "env.mixture.b sets group_size, which all environments of a",
-        ),
+        ({"b": {"group_size": 4}}, "env.mixture.b sets group_size, which all environments of a"),
         ({"b": {"max_token_length": 99999}}, "env.mixture.b: env.max_token_length"),
         ({"a b": {}, "a-b": {}}, "names that differ in punctuation only"),
     ],

@@ -100,9 +100,7 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
 
 
 def test_folders_of_old_checks_are_removed_unless_a_process_uses_them(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sleepers: Any,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleepers: Any
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names = ("lachesis-check-old", "lachesis-check-young", "lachesis-check-used", "theirs")

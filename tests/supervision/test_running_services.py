@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.base.errors import HealthTimeoutError, ProcessExitedError
-from lachesis.supervision.readiness import (
-    wait_until_ended,
-    wait_until_healthy,
-)
+from lachesis.supervision.readiness import wait_until_ended, wait_until_healthy
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.supervision.services.spec import ServiceSpec, make_http_readiness_check

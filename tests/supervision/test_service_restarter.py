@@ -103,9 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         monkeypatch.setattr(restarts, "fetch_trainer_health", lambda plan: {"groups": 5})
         monkeypatch.setattr(restarts, "count_registered_environments", lambda plan: 2)
         monkeypatch.setattr(
-            restarts,
-            "disconnect_environment",
-            lambda plan, number: made.forgotten.append(number),
+            restarts, "disconnect_environment", lambda plan, number: made.forgotten.append(number)
         )
         yield made
 

@@ -205,9 +205,7 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
 
 
 def test_one_dead_environment_of_two_is_named_once(
-    store: RunStore,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    store: RunStore, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the log, in the record, and by `lachesis status`."""
     store.update(

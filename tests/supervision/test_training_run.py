@@ -115,8 +115,7 @@ def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) 
 
 
 def test_an_attempt_without_its_validation_is_not_begun(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, begun = RunStore(tmp_path), []
     record = created(store, require_validation=True, status="failed", started_at=now_iso())

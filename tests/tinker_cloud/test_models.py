@@ -10,12 +10,7 @@ from tinker_cookbook.hyperparam_utils import get_lr
 from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base import tinker_client
-from lachesis.base.errors import (
-    BillingError,
-    MissingKeyError,
-    ModelNotFoundError,
-    ServerDownError,
-)
+from lachesis.base.errors import BillingError, MissingKeyError, ModelNotFoundError, ServerDownError
 from lachesis.cli.main import main
 from lachesis.launch.offered_models import fetch_and_describe, list_models, require_offered_model
 from lachesis.models.chat_template import find_thinking_switch

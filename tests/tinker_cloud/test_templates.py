@@ -37,9 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def restored_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests patch the class as an environment's process does."""
     monkeypatch.setattr(
-        PreTrainedTokenizerBase,
-        "apply_chat_template",
-        PreTrainedTokenizerBase.apply_chat_template,
+        PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template
     )
 
 

@@ -170,8 +170,7 @@ def test_a_run_survives_a_misfortune(
     cost = rehearsal.forecast["cost_usd"]
     IN_FORECAST.append(cost["low"] <= billed <= cost["high"])
     record_property(
-        "row",
-        {"kind": kind, "surface": surface, "first": first_status, "billed": f"{billed:.5f}"},
+        "row", {"kind": kind, "surface": surface, "first": first_status, "billed": f"{billed:.5f}"}
     )
 
 

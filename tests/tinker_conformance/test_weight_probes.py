@@ -141,11 +141,7 @@ each_deviation = pytest.mark.parametrize(
 
 @each_deviation
 def test_an_engine_that_differs_is_told_apart(
-    deviating: DeviatingServer,
-    random_model: str,
-    deviation: str,
-    different: set[str],
-    verdict: str,
+    deviating: DeviatingServer, random_model: str, deviation: str, different: set[str], verdict: str
 ) -> None:
     """Two probes are asked beside those that see it: they see nothing."""
     deviating.begin(deviation)
@@ -156,11 +152,7 @@ def test_an_engine_that_differs_is_told_apart(
 @pytest.mark.long
 @each_deviation
 def test_no_other_probe_sees_it(
-    deviating: DeviatingServer,
-    random_model: str,
-    deviation: str,
-    different: set[str],
-    verdict: str,
+    deviating: DeviatingServer, random_model: str, deviation: str, different: set[str], verdict: str
 ) -> None:
     deviating.begin(deviation)
     findings = run_probes(random_model)

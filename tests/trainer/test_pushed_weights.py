@@ -45,11 +45,7 @@ def env(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def push(
-    trained: Run,
-    env: dict[str, str],
-    tmp_path: Path,
-) -> Callable[..., Json]:
+def push(trained: Run, env: dict[str, str], tmp_path: Path) -> Callable[..., Json]:
     """Push the weights of the run to the Hub by the command; return its answer or its error."""
 
     def run_command(*options: str, name: str = "adapter") -> Json:
@@ -149,10 +145,7 @@ def _check_nothing_local(pushed: Repository, *places: Any) -> None:
 
 
 def test_a_push_that_failed_is_repeated_without_another_export(
-    hub: ModelHub,
-    push: Callable[..., Json],
-    folder: RunDir,
-    tmp_path: Path,
+    hub: ModelHub, push: Callable[..., Json], folder: RunDir, tmp_path: Path
 ) -> None:
     use_base_of_hub(folder)
     hub.refuse("/commit/", 503, times=1)
@@ -196,9 +189,7 @@ def test_what_the_hub_refuses_is_explained(
 
 
 def test_without_a_token_the_sign_in_is_named(
-    push: Callable[..., Json],
-    env: dict[str, str],
-    folder: RunDir,
+    push: Callable[..., Json], env: dict[str, str], folder: RunDir
 ) -> None:
     use_base_of_hub(folder)
     del env["HF_TOKEN"]

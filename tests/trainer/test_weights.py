@@ -204,9 +204,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
 
 
 def test_an_empty_adapter_is_not_verified_where_training_changed_little(
-    trained: Run,
-    folder: RunDir,
-    tmp_path: Path,
+    trained: Run, folder: RunDir, tmp_path: Path
 ) -> None:
     """It is the base model, which is within the limit. It is written, as it may be the trained
     adapter all the same."""

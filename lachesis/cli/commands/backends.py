@@ -34,8 +34,7 @@ def check_backend(
     /,
     *,
     model: Annotated[
-        str | None,
-        Parameter(help="a model that it trains (default: the first one that it offers)"),
+        str | None, Parameter(help="a model that it trains (default: the first one that it offers)")
     ] = None,
     options: Output = Output(),
 ) -> int:

@@ -56,8 +56,7 @@ class AnswerOptions(ServedCheckpoint):
 def ask(
     run: Run,
     question: Annotated[
-        str,
-        Parameter(help="a text, or - to read the standard input", allow_leading_hyphen=True),
+        str, Parameter(help="a text, or - to read the standard input", allow_leading_hyphen=True)
     ],
     /,
     *,

@@ -11,12 +11,7 @@ from lachesis.base.formatting import format_duration, format_reward, format_sett
 from lachesis.cli.options import Output, Runs
 from lachesis.cli.terminal import console, draw_sparkline, print_answer
 from lachesis.operations.runs import get_run
-from lachesis.reporting.comparison import (
-    ComparedRun,
-    Comparison,
-    compare_runs,
-    find_best_run,
-)
+from lachesis.reporting.comparison import ComparedRun, Comparison, compare_runs, find_best_run
 from lachesis.reporting.run_summary import get_model_name
 from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.held_out_results import describe_share

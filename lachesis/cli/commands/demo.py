@@ -15,13 +15,7 @@ from lachesis.cli.commands import run_status, watch
 from lachesis.cli.options import Output, number
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import resolve_launch, start_run
-from lachesis.operations.runs import (
-    get_run_url,
-    stop_run,
-    view_run,
-    wait_for_end,
-    wait_until_gone,
-)
+from lachesis.operations.runs import get_run_url, stop_run, view_run, wait_for_end, wait_until_gone
 from lachesis.operations.server import LauncherProcess, find_running_server
 from lachesis.reporting.run_schemas import build_run_results
 from lachesis.reporting.run_view import RunView

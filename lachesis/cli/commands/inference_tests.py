@@ -26,11 +26,7 @@ from lachesis.cli.options import (
     number,
     options_class,
 )
-from lachesis.cli.terminal import (
-    TONE_STYLES,
-    make_pairs_table,
-    print_answer,
-)
+from lachesis.cli.terminal import TONE_STYLES, make_pairs_table, print_answer
 from lachesis.config.launch_spec import LaunchSpec, TestSpec, parse_assignment, read_spec
 from lachesis.config.run_config import RunConfig, check_template_settings
 from lachesis.environment_catalog.scan import Environment
@@ -45,11 +41,7 @@ from lachesis.operations.inference_tests import (
     open_tests,
     start_test,
 )
-from lachesis.operations.launches import (
-    build_tiny_model,
-    read_fields,
-    require_loadable_model,
-)
+from lachesis.operations.launches import build_tiny_model, read_fields, require_loadable_model
 from lachesis.operations.server import call_with_server
 from lachesis.reporting.inference_test_view import InferenceTestView, TestedModelView
 from lachesis.reporting.run_view import describe_forecast

@@ -43,12 +43,7 @@ def logs(
     name = shorten_service_name(service_name or store.load(run).failed_service or "trainer")
     path, text, position = read_log(store, run, name, options.lines)
     if options.json:
-        answer = {
-            "run_id": run,
-            "service": name,
-            "path": str(path),
-            "lines": text.splitlines(),
-        }
+        answer = {"run_id": run, "service": name, "path": str(path), "lines": text.splitlines()}
         print(json.dumps(answer, indent=2))
         return
     print(text or f"{path} is empty or does not exist yet")

@@ -108,10 +108,7 @@ def _render_model(model: OfferedModel, profile: str) -> RenderableType:
             ("renderer", model.renderer or UNKNOWN),
             ("thinking", model.thinking or UNKNOWN),
             ("rank", f"{recommended.lora_rank}: {recommended.lora_rank_source}"),
-            (
-                "learning rate",
-                f"{recommended.learning_rate:g}: {recommended.learning_rate_source}",
-            ),
+            ("learning rate", f"{recommended.learning_rate:g}: {recommended.learning_rate_source}"),
         ]
     )
 
@@ -170,8 +167,7 @@ class MemoryOptions(Output):
         Parameter(help="whether they are stored in fewer bits (default: full)"),
     ] = "full"
     gib: Annotated[
-        float | None,
-        Parameter(help="memory of a card that is not here (default: what is free)"),
+        float | None, Parameter(help="memory of a card that is not here (default: what is free)")
     ] = None
 
 

@@ -47,12 +47,7 @@ class RolloutOptions(Output):
     tokens: Annotated[bool, Parameter(help="also the token ids and log-probabilities")] = False
 
 
-def rollouts(
-    run: Run,
-    /,
-    *,
-    options: RolloutOptions = RolloutOptions(),
-) -> None:
+def rollouts(run: Run, /, *, options: RolloutOptions = RolloutOptions()) -> None:
     """Print the rollouts of a run that match the options."""
     store = RunStore()
     record = store.load(run)

@@ -60,8 +60,7 @@ def stop(
     /,
     *,
     now: Annotated[
-        bool,
-        Parameter(help="stop without a checkpoint; also ends a stop that takes too long"),
+        bool, Parameter(help="stop without a checkpoint; also ends a stop that takes too long")
     ] = False,
     options: Output = Output(),
 ) -> None:

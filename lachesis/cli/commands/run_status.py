@@ -24,13 +24,7 @@ from lachesis.cli.terminal import (
     print_note,
     style_status,
 )
-from lachesis.operations.runs import (
-    ObservedRun,
-    build_status,
-    get_run,
-    get_run_url,
-    observe_run,
-)
+from lachesis.operations.runs import ObservedRun, build_status, get_run, get_run_url, observe_run
 from lachesis.operations.server import require_server
 from lachesis.reporting.comparison import compare_runs
 from lachesis.reporting.run_schemas import build_run_results, list_process_states
@@ -143,10 +137,7 @@ def render_started(answer: Json) -> RenderableType:
             ("begins with", answer["begins_with"]),
             ("page", answer["ui_url"]),
             ("configuration", answer["config_path"]),
-            (
-                "next",
-                f"lachesis watch {run_id}\nlachesis logs {run_id} -f\nlachesis stop {run_id}",
-            ),
+            ("next", f"lachesis watch {run_id}\nlachesis logs {run_id} -f\nlachesis stop {run_id}"),
         ]
     )
 

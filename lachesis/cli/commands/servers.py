@@ -133,8 +133,7 @@ def mcp(
 def api(
     *,
     no_token: Annotated[
-        bool,
-        Parameter(help="require no token, for clients that cannot send one; on loopback only"),
+        bool, Parameter(help="require no token, for clients that cannot send one; on loopback only")
     ] = False,
     port: Annotated[int, number(PORT, "port to listen on", default=8080)] = 8080,
     options: Listening = Listening(),
@@ -162,8 +161,7 @@ def api(
 def ui(
     *,
     no_token: Annotated[
-        bool,
-        Parameter(help="require no token; any program on this machine may read the pages"),
+        bool, Parameter(help="require no token; any program on this machine may read the pages")
     ] = False,
     port: Annotated[int | None, number(PORT, "port to listen on (default: 8070)")] = None,
     options: Listening = Listening(),

@@ -92,8 +92,7 @@ class ConfigOptions(LaunchOptions, Output):
     """Options of `lachesis config`."""
 
     schema: Annotated[
-        bool,
-        Parameter(help="write the JSON schema of launch files instead, for editors"),
+        bool, Parameter(help="write the JSON schema of launch files instead, for editors")
     ] = False
 
 

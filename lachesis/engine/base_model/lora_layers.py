@@ -307,9 +307,7 @@ def to_tensors(factors: Factors) -> dict[str, torch.Tensor]:
 
 
 def from_tensors(
-    tensors: dict[str, torch.Tensor],
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Factors:
     """Return the adapter in a PEFT file."""
     factors: Factors = {}

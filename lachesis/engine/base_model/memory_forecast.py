@@ -16,12 +16,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import (
-    AttentionInterface,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lachesis.engine.base_model.lora_layers import LoraAdapter, LoraLayers, iterate_parameters
 from lachesis.engine.base_model.output_head import MAX_LOGITS_PER_PART, TargetLogprobs

@@ -78,10 +78,7 @@ def make_trainer_spec(
     else:
         env |= {**select_env_by_prefix("TINKER_"), "TINKER_TELEMETRY": "0"}
     has_apart_base = config.tinker.final_evaluation and not record.starts_from_base
-    flags = [
-        *(["--resume"] if resume else []),
-        *(["--evaluate-base"] if has_apart_base else []),
-    ]
+    flags = [*(["--resume"] if resume else []), *(["--evaluate-base"] if has_apart_base else [])]
     return ServiceSpec(
         "trainer",
         [

@@ -333,11 +333,7 @@ def _add_rollout(
 
 
 def _build_datum(
-    tokens_T: Array,
-    loss_mask_T: Array,
-    logprobs_T: Array,
-    advantages_T: Array,
-    places_N: Array,
+    tokens_T: Array, loss_mask_T: Array, logprobs_T: Array, advantages_T: Array, places_N: Array
 ) -> Datum:
     """Return the datum of a rollout: each token predicts its successor, so targets shift by 1."""
     loss_mask_N = loss_mask_T[1:]

@@ -101,9 +101,7 @@ def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> 
 @pytest.mark.parametrize("profile", ["embedded", "tinker"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_advice_promises_what_its_command_does(
-    store: RunStore,
-    profile: str,
-    fault: str,
+    store: RunStore, profile: str, fault: str
 ) -> None:
     """Where the profile fixes a field, following the advice would cost the same run again."""
     make(store, profile=profile)

@@ -8,14 +8,7 @@ from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.runs.store import RunStore
-from tests.monitor.advice.runs import (
-    COMMAND,
-    FAULTS,
-    RUN,
-    advice_of,
-    make,
-    write_steps,
-)
+from tests.monitor.advice.runs import COMMAND, FAULTS, RUN, advice_of, make, write_steps
 
 
 def test_an_advice_has_an_effect(store: RunStore) -> None:
@@ -36,8 +29,7 @@ def test_the_advice_after_a_collapse_goes_back_to_before_it(store: RunStore) -> 
     """
     make(store)
     write_steps(
-        store,
-        {"reward/mean": 0.0, "batch/zero_signal_share": 1.0, "entropy/sampling": 0.0},
+        store, {"reward/mean": 0.0, "batch/zero_signal_share": 1.0, "entropy/sampling": 0.0}
     )
     checkpoints = Checkpoints(store.dir(RUN).checkpoints)
     for step in (39, 60, 80):
@@ -54,11 +46,7 @@ def test_the_likeliest_cause_comes_first(store: RunStore) -> None:
     make(store)
     write_steps(
         store,
-        {
-            "rollouts/truncated_share": 0.9,
-            "reward/mean": 0.3,
-            "batch/zero_signal_share": 0.95,
-        },
+        {"rollouts/truncated_share": 0.9, "reward/mean": 0.3, "batch/zero_signal_share": 0.95},
     )
     assert "max_token_length=" in advice_of(store)[1][0]
 

@@ -121,11 +121,7 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
 
 @pytest.mark.parametrize("made", [0, 4, 5])
 def test_a_resumed_run_is_judged_by_its_own_steps(
-    store: RunStore,
-    make: Make,
-    asked: Asked,
-    monkeypatch: pytest.MonkeyPatch,
-    made: int,
+    store: RunStore, make: Make, asked: Asked, monkeypatch: pytest.MonkeyPatch, made: int
 ) -> None:
     """A policy must not stop it for what the attempt before did."""
     make(attempt=2, limits={"on_learning_failure": "stop"})
