@@ -96,8 +96,11 @@ def iterate_functions(source: Source) -> Iterator[Function]:
 
 
 def count_lines(function: Function) -> int:
-    """Return how many lines a function has from `def` to its end."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+    """Return how many lines a function has from `def` to its end, without its docstring."""
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function) is not None
+    skipped = (first.end_lineno or first.lineno) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - skipped
 
 
 def iterate_variables(source: Source) -> Iterator[tuple[str, int]]:

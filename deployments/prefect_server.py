@@ -60,6 +60,7 @@ def _prove_home(app: ASGIApp) -> ASGIApp:
 
 
 def _guard_app(app: ASGIApp, host: str) -> HttpGuard:
+    """Return the server behind the guard that checks each request, and the proof of its home."""
     names = os.environ.get("LACHESIS_SERVER_NAMES", "").split(",")
     return HttpGuard(
         _prove_home(app),

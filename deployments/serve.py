@@ -151,6 +151,7 @@ class Launcher:
     # --- start
 
     def _start_all(self) -> None:
+        """Start the server, unless a variable names a server, then the runner and the pages."""
         configured_url = os.environ.get("PREFECT_API_URL")
         if configured_url:
             require_other_server(configured_url, self.port)
@@ -187,6 +188,7 @@ class Launcher:
         return READY_LINE in read_last_lines(runner.log, 200)
 
     def _start_server(self) -> None:
+        """Start the Prefect server on the requested port, or on a free port."""
         if self.port is not None:
             check_port(self.port)
         port = self.port or choose_port(PREFERRED_PORT)
@@ -217,6 +219,7 @@ class Launcher:
         )
 
     def _start_child(self, name: str, command: list[str], env: dict[str, str]) -> ManagedProcess:
+        """Start a child with the settings and the mark of this home, and keep it by its name."""
         child = ManagedProcess(
             f"Prefect {name}",
             command,
@@ -277,6 +280,7 @@ class Launcher:
     # --- watch
 
     def _watch(self) -> None:
+        """Print the changes of runs and restart dead children until the launcher shall end."""
         run_lines, problem = RunLines(self.home), ""
         while not self.stop_event.wait(POLL_S):
             try:

@@ -36,6 +36,7 @@ def run_as_task(name: str, work: Callable[[], Any]) -> Any:
 
 @task(task_run_name="{name}", cache_policy=NO_CACHE)
 def _run(name: str, work: Callable[[], Any], outcome: TaskOutcome) -> State[Any]:
+    """Do the work, keep its outcome, and return the state that the task shall have."""
     try:
         outcome.result = work()
     # Also a signal to end, which is raised again outside of the task.

@@ -147,6 +147,7 @@ def wait_for_check(check_id: str, report_progress: ReportProgress) -> Json:
 
 
 def _build_answer(check: InferenceTest) -> Json:
+    """Return the answer of the tool: how the check stands, its checks, and what to do next."""
     name, repeat_call = (
         check.request.environment,
         f'rl_check_environment(check_id="{check.test_id}")',

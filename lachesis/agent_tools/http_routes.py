@@ -158,6 +158,9 @@ def _make_endpoint(
     answer = route.answer or TOOLS[route.tool].run
 
     async def endpoint(request: Request) -> JSONResponse:
+        """Read the arguments and the session of a request, call the tool in a thread, and answer
+        it.
+        """
         try:
             arguments = await _read_arguments(request)
             session = AgentSession(
@@ -236,6 +239,7 @@ def _describe_route(route: ToolRoute) -> Json:
 
 
 def _describe_answers(route: ToolRoute) -> Json:
+    """Return the responses of a route for the OpenAPI schema: its success and its errors."""
     kind = "array" if route.answer is _list_environments else "object"
     errors = {
         str(status): {

@@ -76,6 +76,7 @@ class _RequestHandlers:
     async def call_tool(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
+        """Run a tool in a thread and return its answer; it reports its progress to the client."""
         tool = TOOLS.get(params.name)
         if tool is None:
             raise MCPError(
@@ -101,6 +102,7 @@ class _RequestHandlers:
         )
 
     async def list_resources(self, context: Context, params: object) -> types.ListResourcesResult:
+        """Return the list of resources: the skill, if this installation has it."""
         skill = types.Resource(
             uri=SKILL_URI,
             name="skill",
@@ -113,6 +115,7 @@ class _RequestHandlers:
     async def read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
+        """Return the text of the skill; any other address is refused."""
         skill = find_skill()
         if params.uri != SKILL_URI or skill is None:
             raise MCPError(
@@ -127,6 +130,7 @@ class _RequestHandlers:
 
 @functools.cache
 def _describe_tool(tool: AgentTool) -> types.Tool:
+    """Return a tool as the protocol describes it: name, title, schema of arguments and hints."""
     hints = tool.hints
     return types.Tool(
         name=tool.name,

@@ -126,6 +126,7 @@ class SessionFile:
                 return SessionState()
 
     def _read_or_set_aside(self) -> SessionState:
+        """Return the state of the session; a damaged file is moved aside and named in the error."""
         try:
             return self._parse()
         except ValidationError as error:
@@ -178,6 +179,9 @@ class SessionFile:
 
     @contextlib.contextmanager
     def _hold_lock(self, suffix: str = "", timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+        """Hold a lock of the session within the block; raise RunStateError after `timeout_s`
+        seconds.
+        """
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         timeout_error = RunStateError(

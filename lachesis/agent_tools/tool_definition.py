@@ -170,12 +170,18 @@ def tool(hints: ToolHints) -> Callable[[Callable[..., Json]], JsonTextFunction]:
     """
 
     def register(function: Callable[..., Json]) -> JsonTextFunction:
+        """Add a function to the table of tools, and return it as a coroutine that gives JSON
+        text.
+        """
         registered_tool = AgentTool(function, hints)
         TOOLS[registered_tool.name] = registered_tool
         names = list(registered_tool.arguments.model_fields)
 
         @functools.wraps(function)
         async def as_function(*values: Any, **arguments: Any) -> str:
+            """Call the tool in a thread with these values and names, and return its answer as JSON
+            text.
+            """
             merged_arguments = {**dict(zip(names, values, strict=False)), **arguments}
             if len(values) > len(names):
                 merged_arguments["(surplus)"] = values[len(names) :]

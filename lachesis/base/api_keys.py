@@ -101,6 +101,7 @@ def _read_stored(name: str, place: str) -> str | None:
 
 
 def _read_hermes_file(name: str) -> str | None:
+    """Return a key of the file in which Hermes keeps its keys, or None."""
     from dotenv import dotenv_values
 
     try:

@@ -14,6 +14,7 @@ def make_integer_type(low: int, high: int) -> Callable[[str], int]:
     """Return a function that reads a whole number from `low` to `high`."""
 
     def read_integer(text: str) -> int:
+        """Return the whole number of a text, or raise ArgumentTypeError with the allowed bounds."""
         try:
             value = int(text)
         except ValueError:

@@ -94,6 +94,7 @@ class HttpGuard:
             await self._forward(scope, receive, send)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; a body that is packed or of unknown length is read whole before."""
         headers = dict(scope["headers"])
         is_gzip = b"content-encoding" in headers  # in gzip, or it was refused
         # The length of such a body was checked in its header.
@@ -151,6 +152,7 @@ class HttpGuard:
     def _find_refusal(
         self, raw_headers: list[tuple[bytes, bytes]], path: str
     ) -> tuple[int, str, str] | None:
+        """Return status, code and sentence with which a request is refused, or None."""
         headers = dict(raw_headers)
         duplicates = [
             header

@@ -55,6 +55,9 @@ class ReceiveDeadlineProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, mis
         self._deadline = self.loop.call_later(MAX_RECEIVE_S, self._end_half_request)
 
     def _end_half_request(self) -> None:
+        """Close a connection whose request has not arrived in time, unless the application is
+        slow.
+        """
         self._deadline = None
         # After an upgrade another protocol reads from this connection.
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
@@ -119,6 +122,7 @@ async def _handle_http_exception(request: Request, error: Any) -> JSONResponse:
 
 
 async def _handle_validation_error(request: Request, error: Any) -> JSONResponse:
+    """Answer a request that does not fit its schema with 422 and each problem."""
     details = [
         {
             "type": problem["type"],

@@ -61,6 +61,9 @@ class ProcessIdentity:
 
     @classmethod
     def _read_without_proc(cls, pid: int) -> Self | None:
+        """Return the identity of a living process by its time of creation; None if there is
+        none.
+        """
         import psutil  # `status` and `--help` do not need it
 
         try:

@@ -59,6 +59,7 @@ def redact_log_records() -> None:
     make_record = logging.getLogRecordFactory()
 
     def make_redacted_record(*args: object, **kwargs: object) -> logging.LogRecord:
+        """Return a log record whose text and traceback hold no secret."""
         record = make_record(*args, **kwargs)
         try:
             text = record.getMessage()

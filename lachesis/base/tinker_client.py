@@ -68,6 +68,9 @@ def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:
 
 
 def _check_status(response: httpx.Response, url: str, path: str) -> None:
+    """Raise the error of a refused request: for the key, for the account, or as the server says
+    it.
+    """
     # The server says 403 for a key that may not do this, so another key helps there too.
     if response.status_code in (401, 402, 403):
         raise make_access_error(response.status_code, _read_detail(response), url)
@@ -79,6 +82,7 @@ def _check_status(response: httpx.Response, url: str, path: str) -> None:
 
 
 def _read_json(response: httpx.Response, url: str) -> Json:
+    """Return the JSON object of an answer, or raise ServerDownError if it is none."""
     try:
         content = response.json() if response.content else {}
     except ValueError as error:

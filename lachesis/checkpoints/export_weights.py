@@ -92,6 +92,7 @@ def find_weights(run_dir: RunDir) -> WeightLocations:
 
 
 def _find_better_checkpoint(run_dir: RunDir, manifest: Manifest) -> BetterCheckpoint | None:
+    """Return the best checkpoint of the run unless this is it, with the reason why it is better."""
     other = find_best(Checkpoints(run_dir.checkpoints).list_intact())
     if other is None or other.step == manifest.step:
         return None

@@ -270,6 +270,7 @@ class Checkpoints:
             )
 
     def _select_step(self, selector: str, intact: list[Manifest], steps: str) -> Manifest:
+        """Return the intact checkpoint of a step; damaged and unknown ones raise other errors."""
         for manifest in intact:
             if str(manifest.step) == selector:
                 return manifest

@@ -162,6 +162,7 @@ def _explain_errors(repository: str, next_step: str = "nothing was pushed") -> I
 def _translate_refusal(
     error: Exception, repository: str, next_step: str
 ) -> MissingKeyError | ServerDownError:
+    """Return the error for a refusal of the Hub: one of its token, or any other."""
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     reason = shorten(getattr(error, "server_message", None) or str(error))

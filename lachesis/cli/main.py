@@ -272,6 +272,7 @@ def _describe_unknown_command(words: Sequence[str]) -> str:
 
 
 def _print_error(error: LachesisError, *, as_json: bool, exit_code: int = 1) -> int:
+    """Print an error to the terminal or as JSON, and return the exit code."""
     if as_json:
         from lachesis.base.json_text import error_to_payload
 

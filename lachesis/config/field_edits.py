@@ -66,6 +66,7 @@ class ConfigField:
 
     @property
     def type(self) -> str:
+        """Return the type of the field in words, such as `integer | null`."""
         kinds = self.schema.get("anyOf") or self.schema.get("oneOf") or [self.schema]
         words = []
         for kind in kinds:
@@ -134,6 +135,7 @@ class ConfigFields:
             self._add_own(schema)
 
     def _add_own(self, schema: EnvironmentSchema) -> None:
+        """Add the environment's own fields, and the definitions that their types refer to."""
         self.definitions.update(schema.definitions)
         self.environment_properties = schema.properties
         for name, property_schema in schema.properties.items():
@@ -204,6 +206,7 @@ class ConfigFields:
         return read_typed_value(schema, value, self.definitions)
 
     def _check_value(self, field: ConfigField, value: Any) -> Any:
+        """Return the value as its field takes it; raise FieldValueError with the allowed values."""
         try:
             value = self.parse_value(field, value)
             _reject_unusable_value(value)

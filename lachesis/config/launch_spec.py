@@ -6,8 +6,6 @@ Prefect shows it as the parameters of the flow run. Reading a spec imports no en
 setting may be is checked when the spec is resolved.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -239,7 +237,7 @@ class LaunchSpec(_Spec):
             edits |= {f"limits.{name}": value for name, value in limits.items()}
         return edits
 
-    def with_set_fields(self, set_fields: Mapping[str, Any]) -> LaunchSpec:
+    def with_set_fields(self, set_fields: Mapping[str, Any]) -> "LaunchSpec":
         """Return the spec with these fields set, by SECTION.FIELD, and no others."""
         fields = dict(sorted(set_fields.items()))
         limits = {

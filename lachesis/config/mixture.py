@@ -54,6 +54,7 @@ def list_environment_files(environment: Environment, config: RunConfig) -> dict[
 def _complete_environment(
     profile: str, name: str, values: Mapping[str, Any], timeout_s: float
 ) -> dict[str, Any]:
+    """Return the values of one environment of a mixture, checked and completed by its defaults."""
     environment = lookup.find_environment(name)
     schema = lookup.load_schema(environment, timeout_s)
     fields = ConfigFields(profile, schema)

@@ -107,6 +107,7 @@ def load_policy(home: Path | None = None) -> AgentPolicy:
 def _require_match(
     kind: str, name: str, spellings: list[str], patterns: Iterable[str] | None
 ) -> None:
+    """Raise PolicyError unless one of the spellings matches a pattern; None allows every name."""
     if patterns is None:
         return
     allowed = list(patterns)

@@ -1,7 +1,5 @@
 """Build, check and store the configuration of a run, which all its processes read as YAML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,6 +13,7 @@ from lachesis.base.errors import ConfigError, FieldValueError, StorageError, sho
 from lachesis.base.files import read_cached
 from lachesis.base.json_text import Json
 from lachesis.base.paths import to_safe_name
+from lachesis.base.reward_values import is_score
 from lachesis.config.backends import check_backend_name, find_ignored_fields
 from lachesis.config.prices import Prices, find_hourly_price, find_prices
 from lachesis.config.profiles import PROFILES, ProfileName, load_profile_values
@@ -89,6 +88,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
+        """Check the engine that a run starts by itself: profile, name, and settings that it would
+        ignore.
+        """
         backend = self.tinker.backend
         if not backend:
             return self
@@ -107,7 +109,7 @@ class RunConfig(Section):
         """Return whether the run starts an engine, or a bridge to an engine, beside its trainer."""
         return self.profile == "embedded" or bool(self.tinker.backend)
 
-    def without_backend(self) -> RunConfig:
+    def without_backend(self) -> "RunConfig":
         """Return this configuration for the engine of this machine."""
         tinker = self.tinker.model_copy(update={"backend": "", "backend_config": {}})
         return self.model_copy(update={"tinker": tinker})
@@ -117,7 +119,7 @@ class RunConfig(Section):
         self.build_environment_configs()
         return self
 
-    def build_environment_configs(self) -> dict[str, RunConfig]:
+    def build_environment_configs(self) -> "dict[str, RunConfig]":
         """Return the configuration that each environment of the run reads, by name, the first one
         first.
 
@@ -156,7 +158,7 @@ class RunConfig(Section):
 
     def _build_environment_config(
         self, name: str, own_values: Mapping[str, Any], weight: float, max_workers: int
-    ) -> RunConfig:
+    ) -> "RunConfig":
         """Build one environment's configuration, with its share of the groups that may wait."""
         shared = {key: getattr(self.env, key) for key in EnvSection.model_fields}
         shared_names = sorted(own_values.keys() & (shared.keys() - {"max_token_length"}))
@@ -186,9 +188,8 @@ class RunConfig(Section):
         If batches may wait, they are off-policy by several updates, and `auto` means a loss with a
         bounded ratio.
         """
-        if self.tinker.loss_fn != "auto":
-            return self.tinker.loss_fn
-        return "ppo" if self.is_prefetching else "importance_sampling"
+        automatic_loss = "ppo" if self.is_prefetching else "importance_sampling"
+        return automatic_loss if self.tinker.loss_fn == "auto" else self.tinker.loss_fn
 
     def to_yaml(self) -> str:
         """Return the YAML that the trainer and the environment read.
@@ -204,7 +205,7 @@ class RunConfig(Section):
         return dump_yaml(document)
 
     @classmethod
-    def from_yaml(cls, path: Path) -> RunConfig:
+    def from_yaml(cls, path: Path) -> "RunConfig":
         """Read the configuration of a run.
 
         Raises:
@@ -322,12 +323,9 @@ def check_cost_limit(config: RunConfig, home: Path | None = None) -> RunConfig:
 
 
 def _read_weight(name: str, own_values: Mapping[str, Any]) -> float:
+    """Return the weight of an environment in a mixture, or raise ValueError."""
     weight = own_values.get("weight", 1.0)
-    if (
-        isinstance(weight, bool)
-        or not isinstance(weight, int | float)
-        or not 0 < weight <= MAX_WEIGHT
-    ):
+    if isinstance(weight, bool) or not is_score(weight) or not 0 < weight <= MAX_WEIGHT:
         raise ValueError(
             f"env.mixture.{name}.weight is {shorten(repr(weight), 40)}; allowed: above 0, at most "
             f"{MAX_WEIGHT}"

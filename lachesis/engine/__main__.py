@@ -33,6 +33,7 @@ def main() -> int:
 
 
 def _parse_args() -> argparse.Namespace:
+    """Return the options of the program."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.engine", description=__doc__)
     parser.add_argument(
         "--model",
@@ -117,6 +118,7 @@ def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket)
 
 
 def _load_models(args: argparse.Namespace) -> Engine:
+    """Load the base models and return the engine that serves them."""
     from lachesis.engine.base_model.load import LoadSettings
     from lachesis.engine.embedded_engine import Engine
 

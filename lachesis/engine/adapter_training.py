@@ -292,6 +292,7 @@ class TrainingModel:
             self._load_optimizer_state(optimizer_state, source)
 
     def _load_optimizer_state(self, optimizer_state: dict[str, torch.Tensor], source: str) -> None:
+        """Load Adam's state; raise EngineRequestError for the state of another engine."""
         if (
             set(optimizer_state) != {"step", "exp_avg", "exp_avg_sq"}
             or optimizer_state["exp_avg"].shape != self._flat_parameters.shape

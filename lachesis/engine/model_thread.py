@@ -4,8 +4,6 @@ Samples are drawn between the passes of an operation. They read frozen snapshots
 relative to an operation changes no result. While both wait, each gets about half of the time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -100,7 +98,7 @@ class ModelThread:
         return True
 
     def submit_sample(
-        self, future: RequestFuture, sampler: SamplerEntry, request: SampleRequest
+        self, future: RequestFuture, sampler: "SamplerEntry", request: SampleRequest
     ) -> None:
         """Queue a checked sampling request with one of the samplers."""
         job_sampler, snapshot = sampler.served_model.sampler, sampler.snapshot
@@ -134,6 +132,7 @@ class ModelThread:
         self._thread.join()
 
     def _run(self) -> None:
+        """Work in turns: add samples, call short requests, advance an operation, sample a round."""
         while True:
             with self._condition:
                 self._condition.wait_for(self._has_work)

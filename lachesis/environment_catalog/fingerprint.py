@@ -113,6 +113,7 @@ def _read_imports(file: Path) -> tuple[_Import, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse_imports(file: Path, changed_ns: int, size: int) -> tuple[_Import, ...]:
+    """Return the imports of a file; a file that has not changed is parsed once."""
     imports = []
     for node in ast.walk(ast.parse(read_cached(file))):
         if isinstance(node, ast.Import):
@@ -161,6 +162,7 @@ def read_source(file: Path) -> bytes:
 
 
 def _list_named_files(values: Mapping[str, object]) -> list[Path]:
+    """Return the Python files that fields of an environment name, as PATH or PATH:NAME."""
     texts = [value for value in values.values() if isinstance(value, str)]
     paths = [
         Path(text if text.endswith(".py") else text.rpartition(":")[0]).expanduser()

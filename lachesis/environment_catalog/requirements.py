@@ -118,6 +118,7 @@ def list_missing_requirements(requirements: ScriptRequirements) -> list[str]:
 
 
 def _is_met(requirement: Requirement, extra: str = "") -> bool:
+    """Return whether a requirement is installed here, with its extras."""
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
         return True
     try:
@@ -232,6 +233,7 @@ def _install(venv_folder: Path, dependencies: tuple[str, ...], log: Path) -> Non
 
 
 def _create_venv(venv_folder: Path, dependencies: tuple[str, ...]) -> None:
+    """Make a virtual environment with these packages, behind those of this installation."""
     log = venv_folder.with_suffix(".log")
     try:
         venv.create(venv_folder, with_pip=True, symlinks=True)

@@ -169,6 +169,7 @@ def _parse_file(file: Path, changed_ns: int, size: int) -> _ScannedFile:
 
 
 def _list_classes(file: Path, module: ast.Module) -> tuple[_ScannedClass, ...]:
+    """Return the classes of a parsed file with their bases, names and descriptions."""
     imports = list(_list_imports(module.body))
     aliases = {
         alias.asname: alias.name
@@ -281,6 +282,7 @@ def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
 
 
 def _build_environment(scanned_class: _ScannedClass, taken_names: Container[str]) -> Environment:
+    """Return a class that was found as an environment with a name that no other one has."""
     long_name = f"{scanned_class.file.stem}-{scanned_class.name}"
     names = itertools.chain(
         [scanned_class.own_name or scanned_class.file.stem, scanned_class.file.stem, long_name],
@@ -297,6 +299,7 @@ def _build_environment(scanned_class: _ScannedClass, taken_names: Container[str]
 
 
 def _read_class_attribute(node: ast.ClassDef, name: str) -> str | None:
+    """Return the text, or the name, that a class body assigns to an attribute, or None."""
     for statement in node.body:
         targets: list[ast.expr] = []
         if isinstance(statement, ast.Assign):

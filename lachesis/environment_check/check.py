@@ -138,6 +138,7 @@ def _sample_group(
 def _check_rollouts(
     groups: list[Json], counts: Json, model: str, seconds: float
 ) -> list[CheckResult]:
+    """Return whether rollouts were made and scored, with their scores and reasons."""
     errors = _format_errors(counts)
     if not groups:
         return [

@@ -67,6 +67,7 @@ class StageChild:
         return line
 
     def _read_stage_line(self, stage: str) -> Json | None:
+        """Return the result of a stage; None until its line is complete."""
         index = STAGE_NAMES.index(stage)
         try:
             # A line without a line feed is still being written.

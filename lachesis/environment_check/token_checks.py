@@ -92,6 +92,7 @@ def check_round_trip(group: Mapping[str, Any], tokenizer: PreTrainedTokenizerBas
 
 
 def check_stop_tokens(group: Mapping[str, Any], eos_id: int | None) -> CheckResult:
+    """Return whether answers end with the end-of-turn token, and how many turns end twice."""
     num_ended = sum(_find_last_trained_token(masks) == eos_id for masks in group["masks"])
     num_doubled = sum(
         token == next_token == eos_id and (mask, next_mask) == (eos_id, -100)
@@ -119,6 +120,7 @@ def _find_last_trained_token(masks: list[int]) -> int | None:
 
 
 def check_truncation(counts: Json) -> CheckResult:
+    """Return whether too many answers were cut off at the limit of tokens."""
     num_truncated, num_completions = (
         int(counts.get("truncated", 0)),
         int(counts.get("completions", 0)),

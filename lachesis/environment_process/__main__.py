@@ -181,6 +181,7 @@ def _instrument_environment(
     )
 
     def cli(cls: type[BaseEnv]) -> None:
+        """Install what a run needs into an environment's class, and run its command line."""
         group_labels.label_groups_with_items(cls)
         dataset_position.install_position_tracking(start_position, cls)
         rollout_counters.num_items_before = start_position.items_to_skip
@@ -221,6 +222,7 @@ def _make_examples(file: Path, request: dict[str, Any], *, class_name: str) -> d
 
 
 def _describe_configuration(cls: type[BaseEnv], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema, defaults and warning of a configuration, and the refused values."""
     from atroposlib.envs.base import BaseEnvConfig
     from pydantic import BaseModel, ValidationError
 

@@ -106,6 +106,8 @@ def install_inference_token() -> tuple[str, str] | None:
 
     @functools.wraps(original_init)
     def with_token(self: ServerManager, configs: Any, *values: Any, **options: Any) -> None:
+        """Add the token of the run to each server whose address is that of the run."""
+
         def add_token(server_config: Any) -> Any:
             if f"{getattr(server_config, 'base_url', None)}/".startswith(f"{url}/"):
                 return server_config.model_copy(update={"api_key": token})
@@ -187,6 +189,7 @@ def keep_logprobs() -> None:
     from atroposlib.envs.base import BaseEnv, ScoredDataGroup
 
     async def collect_trajectories(self: BaseEnv, item: Item) -> tuple[Any, list[Any]]:
+        """Collect the rollouts of a group, and keep every field that all of them have."""
         results = await asyncio.gather(
             *(self.collect_trajectory(item) for _ in range(self.config.group_size))
         )

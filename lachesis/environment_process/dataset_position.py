@@ -73,10 +73,12 @@ def install_position_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> 
 
 
 def _install_item_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> None:
+    """Let a resumed environment pass over the items that training has seen."""
     get_item = cls.get_next_item
 
     @functools.wraps(get_item)
     async def get_next_item(self: BaseEnv) -> Any:
+        """Return the next item; the first call passes over items that training has seen."""
         skip, position.items_to_skip = position.items_to_skip, 0
         if skip:
             try:
@@ -107,6 +109,7 @@ def _install_group_tracking(position: DatasetPosition, cls: type[BaseEnv]) -> No
 
     @functools.wraps(handle)
     async def handle_env(self: BaseEnv, *values: object, **options: object) -> Any:
+        """Handle an item, and count it as done unless it was cancelled."""
         flag: list[bool] = []
         token = done_flag.set(flag)
         try:
@@ -148,6 +151,7 @@ def _fall_back_to_earlier_checkpoint(cls: type[BaseEnv]) -> None:
 
     @functools.wraps(load)
     def load_checkpoint(self: BaseEnv) -> Any:
+        """Load the newest checkpoint of the environment's own at or before the current step."""
         folder = Path(self.checkpoint_dir) / "env_checkpoints" / str(self.wandb_prepend)
         files_by_step = {
             int(match[1]): file

@@ -164,6 +164,7 @@ def _install_server_choice() -> None:
 
 
 def _install_request_recorder() -> None:
+    """Let each sampling request of an evaluation be recorded with its answers."""
     from atroposlib.envs.server_handling.server_baseline import APIServer
 
     for name in SAMPLING_METHODS:
@@ -194,6 +195,7 @@ def _install_result_recorder() -> None:
     async def evaluate_log(
         self: BaseEnv, metrics: dict[str, Any], *values: object, **options: object
     ) -> None:
+        """Record the metrics and samples that an evaluation logs."""
         if (evaluation_run := current_evaluation.get()) is not None:
             evaluation_run.metrics |= metrics
             _write_samples(evaluation_run.folder, options.get("samples"))

@@ -95,6 +95,7 @@ def _install_sample_writer(cls: type[BaseEnv], file: Path, sampled_answers: Samp
     num_written = 0
 
     async def collect_trajectories(self: BaseEnv, item: Item) -> Any:
+        """Collect a group, and write its prompt and answers as a sample of the test."""
         nonlocal num_written
         sampled_answers.clear()
         group, backlog = await collect(self, item)
@@ -120,6 +121,7 @@ def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
     """
 
     async def process_manager(self: BaseEnv) -> None:
+        """Answer the user's own prompts, and score those whose item the data set has."""
         await self.setup()
         self.config.group_size = self.group_size_to_process
         items = await _find_items(self, spec["prompts"])
@@ -161,6 +163,7 @@ def _install_sampling_recorder(sampling_overrides: Json) -> SampledAnswers:
         original = getattr(APIServer, name)
 
         async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
+            """Sample, and keep the prompt and the texts of the answers."""
             messages = options.get("messages")
             if messages:
                 prompt = messages[-1].get("content")
@@ -226,6 +229,7 @@ def _list_texts(value: object) -> list[str]:
 
 
 async def _score_item(env: BaseEnv, item: Item, texts: list[str]) -> Json:
+    """Return the answers to an item with their scores."""
     group, _ = await env.collect_trajectories(item)
     if not group:
         return {
@@ -237,6 +241,7 @@ async def _score_item(env: BaseEnv, item: Item, texts: list[str]) -> Json:
 
 
 def _collect_responses(env: BaseEnv, group: ScoredDataGroup, texts: list[str]) -> Json:
+    """Return the answers and scores of one group, or of several."""
     groups = group if isinstance(group, list) else [group]
     scores = [float(score) for subgroup in groups for score in subgroup["scores"]]
     responses = [
@@ -264,6 +269,7 @@ def _read_response(env: BaseEnv, group: Json, index: int) -> str | None:
 
 
 async def _sample_unscored(env: BaseEnv, prompt: str) -> Json:
+    """Return answers to a prompt that no item of the data set has, without scores."""
     response = await env.server.chat_completion(
         messages=[{"role": "user", "content": prompt}],
         n=env.config.group_size,

@@ -29,6 +29,7 @@ class LazyModule(ModuleType):
         return ModuleType.__getattribute__(self, name)
 
     def _load(self) -> None:
+        """Execute the module for real; after a failure the next use tries again."""
         self.__dict__["_lachesis_started"] = True
         spec = self.__spec__
         assert spec is not None and spec.loader is not None  # noqa: PT018
@@ -69,6 +70,7 @@ def load_tokenizers_without_torch() -> None:
 
     @functools.wraps(load)
     def from_pretrained(*values: object, **options: object) -> Any:
+        """Load a tokenizer as if PyTorch were not installed, unless it is loaded already."""
         if type(sys.modules.get("torch")) is not LazyModule:
             return load(*values, **options)
         is_available = configuration_utils.is_torch_available

@@ -122,6 +122,7 @@ def _build_config(state: Json) -> Json:
 
 
 async def _read_items(state: Json) -> Json:
+    """Set the environment up and return how many items it gives, or why it gives none."""
     from atroposlib.envs.base import APIServerConfig
 
     servers = [APIServerConfig(**server) for server in state["yaml"]["openai"]]
@@ -162,6 +163,9 @@ def _render_prompt(env: Any, item: Item) -> Json:
 
 
 async def _check_without_model(state: Json) -> Json:
+    """Score right and wrong answers of the environment's own, and return the faults of the
+    scores.
+    """
     env = state["env"]
     missing = [
         name

@@ -49,6 +49,7 @@ def make_warmup_examples(file: Path, class_name: str, request: Json) -> list[lis
 
 
 async def _draw_examples(env: BaseEnv, request: Json) -> list[list[Json]]:
+    """Return right and wrong conversations for items of the environment."""
     # Only a TaskEnv can load its items without the rest of its setup.
     await getattr(env, "load_items", env.setup)()
     rng = random.Random(request["seed"])

@@ -39,6 +39,7 @@ def install_request_counters(counters: RolloutCounters) -> None:
 
         @functools.wraps(original)
         async def call(self: APIServer, _original: Any = original, **options: Any) -> Any:
+            """Sample, and count the request with its tokens, time and failure."""
             if is_evaluation_request.get():
                 return await _original(self, **options)
             started = time.monotonic()
@@ -59,6 +60,7 @@ def install_request_counters(counters: RolloutCounters) -> None:
 
 
 def _count_completions(counters: RolloutCounters, response: Any) -> None:
+    """Add the prompt, sampled and truncated tokens of an answer to the counts."""
     # The tuple holds prompt ids, ids per completion, log-probabilities and finish reasons.
     if isinstance(response, tuple):
         prompt, completions, _, finish_reasons = response

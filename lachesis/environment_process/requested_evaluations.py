@@ -196,6 +196,7 @@ async def evaluate_and_report(env: BaseEnv, evaluation_run: EvaluationRun) -> di
 
 
 async def _call_evaluate(env: BaseEnv, evaluation_run: EvaluationRun) -> None:
+    """Call `evaluate()` and collect the metrics that it returns, logs or appends."""
     current_evaluation.set(evaluation_run)  # It applies to this task and the tasks it starts.
     request_counters.is_evaluation_request.set(True)
     metrics_before = _get_eval_metrics(env)
@@ -266,6 +267,7 @@ async def _send_heartbeats(http: httpx.AsyncClient, path: str) -> None:
 
 
 async def _deliver_report(http: httpx.AsyncClient, path: str, report: Mapping[str, Any]) -> None:
+    """Send the report of an evaluation, and again twice if it does not arrive."""
     content, headers = _encode_report(report), {"Content-Type": "application/json"}
     for _ in range(3):
         try:

@@ -229,6 +229,7 @@ class _WorkCounter:
         return group, backlog
 
     def _check_usable(self, *, has_group: bool) -> None:
+        """End or refuse an environment after too many items in a row without a usable group."""
         self.num_unusable_in_a_row = 0 if has_group else self.num_unusable_in_a_row + 1
         if self.max_unusable_groups is None:
             return
@@ -266,6 +267,7 @@ def _install_dropped_counter(counters: RolloutCounters, cls: type[BaseEnv]) -> N
     async def handle_send_to_api(
         self: BaseEnv, scored_data: ScoredDataGroup, *values: object, **options: object
     ) -> Any:
+        """Send groups, and count the rollouts that the environment leaves out."""
         token = sent_sizes.set([])
         try:
             return await handle_send(self, scored_data, *values, **options)

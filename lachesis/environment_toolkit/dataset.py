@@ -66,6 +66,7 @@ def _log_omitted_rows(source: str | Path, problem_counts: Counter[str], *, num_u
 
 
 def _read_json_rows(file: Path) -> Iterable[Any]:
+    """Yield the rows of a JSONL file; None for a line that is not JSON."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -83,6 +84,7 @@ def _read_json_rows(file: Path) -> Iterable[Any]:
 
 
 def _load_from_hub(name: str, subset: str | None, split: str) -> Iterable[Any]:
+    """Return the rows of a data set of the Hub; raise DatasetError if it cannot be had."""
     import datasets
 
     try:

@@ -107,6 +107,7 @@ def _count_solutions(outcomes: Sequence[Outcome], solved: float) -> tuple[int, i
 
 
 def _build_sample_record(item: Item, rollout: Rollout) -> dict[str, Any]:
+    """Return a held-out item with its answer, score and reason."""
     outcome = rollout.outcome
     return {
         **item,

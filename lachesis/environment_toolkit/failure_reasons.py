@@ -95,6 +95,7 @@ def merge_counts(total: dict[str, int], counts: Mapping[str, int]) -> None:
 
 
 def _unwrap(error: BaseException) -> BaseException:
+    """Return the error inside of groups and of errors of retries."""
     for _ in range(5):
         # A RetryError of tenacity does not name its cause in its message.
         attempt = getattr(error, "last_attempt", None)

@@ -21,8 +21,6 @@ class Guess(ConversationEnv):
         return float(answer.strip() == str(item["number"]))
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -54,7 +52,7 @@ class Chat:
     Its token ids are kept as they were sampled; the text between two answers is tokenized once.
     """
 
-    def __init__(self, env: ConversationEnv, messages: list[Message], split: str) -> None:
+    def __init__(self, env: "ConversationEnv", messages: list[Message], split: str) -> None:
         self.env, self.messages, self.split = env, messages, split
         self.answers: list[str] = []
         # Whether the token limit has truncated the last answer.
@@ -171,6 +169,7 @@ class ConversationEnv(TaskEnv):
         return scored_rollouts
 
     async def _play_conversation(self, item: Item, split: str) -> Rollout:
+        """Return one played conversation with its outcome; what fails makes it invalid."""
         chat = Chat(self, self.build_messages(item), split)
         try:
             async with self.limit_time("play(), without what was sampled,"):

@@ -206,6 +206,7 @@ async def _sample_texts(
     temperature: float,
     split: str,
 ) -> list[SampledCompletion]:
+    """Return answers of a server that gives texts only, with placeholder tokens."""
     response = await server.chat_completion(
         messages=messages, n=count, max_tokens=max_tokens, temperature=temperature, split=split
     )

@@ -83,6 +83,7 @@ class Sandbox:
             self._semaphore.release()
 
     async def _run_child(self, program: str, stdin: str, folder: str) -> SandboxResult:
+        """Start the child, run the program in it, and return the result."""
         limits = self.limits
         request = {
             "program": program,
@@ -136,6 +137,7 @@ async def _start_program(child: asyncio.subprocess.Process, request: bytes) -> N
 
 
 async def _wait_for_end(child: asyncio.subprocess.Process, limits: Limits) -> SandboxResult:
+    """Return how a program ended and its output, within its limits of time and output."""
     assert child.stdout is not None and child.stderr is not None  # noqa: PT018
     started = time.monotonic()
     readers = [

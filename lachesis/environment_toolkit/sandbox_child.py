@@ -112,6 +112,7 @@ def main() -> None:
 
 
 def _set_resource_limits(request: dict[str, Any]) -> None:
+    """Limit memory, processor time, files and descriptors of this process."""
     seconds = max(1, int(request["cpu_s"] + 0.999))
     limits = {
         resource.RLIMIT_AS: request["memory"],

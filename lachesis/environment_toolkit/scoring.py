@@ -56,6 +56,9 @@ class Verifier:
         return await asyncio.gather(*map(self._resolve, results))
 
     async def _resolve(self, result: ScoringResult) -> Any:
+        """Return what the scoring function gives, awaited under the limit, or an invalid
+        outcome.
+        """
         try:
             if result.error is not None:
                 raise result.error
@@ -123,6 +126,7 @@ class ScoringThread:
         self._on_finish = on_finish
 
     def _run(self) -> None:
+        """Call the function for each answer, and hand the results to the event loop."""
         for values in self.calls:
             self.call_started_at = time.monotonic()
             try:

@@ -374,6 +374,7 @@ def _build_override(outcome: Outcome) -> dict[str, Any]:
 
 
 def _build_rollout(messages: list[Message], sampled: SampledCompletion) -> Rollout:
+    """Return a rollout of one turn: prompt tokens are masked, sampled ones are trained on."""
     conversation = [*messages, {"role": "assistant", "content": sampled.text}]
     return Rollout(
         tokens=[*sampled.prompt, *sampled.tokens],

@@ -70,6 +70,7 @@ def parse_tool_calls(answer: str, tools: Sequence[ToolDefinition]) -> list[ToolC
 
 
 def _parse_tool_call(text: str, tools: Mapping[str, ToolDefinition]) -> ToolCall:
+    """Return a tool call of a text; raise MalformedCall with its fault."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -67,6 +67,8 @@ def create_app(
 
 
 def _make_error_handler(status: int) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    """Return a handler that answers an error as OpenAI's API does, with this status."""
+
     async def handle_error(request: Request, error: Exception) -> JSONResponse:
         if status == 400:
             error_type = "invalid_request_error"
@@ -101,6 +103,7 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
 
     @router.post("/logprobs")
     async def logprobs(body: LogprobsRequest, request: Request) -> Json:
+        """Return the log-probability of each token of a text or a conversation."""
         refuse_unsupported(body.model_extra or {})
         ids = body.input_ids
         if ids is None:
@@ -114,8 +117,11 @@ def create_router(inference: Inference, state: TrainerState, config: RunConfig) 
 
 
 def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig) -> None:
+    """Add the route that tells phase, step, usage and waits of the trainer."""
+
     @router.get("/health")
     async def health() -> Json:
+        """Return phase, step, usage and waits of the trainer."""
         return {
             "status": "ok",
             "trainer_initialized": True,
@@ -141,6 +147,8 @@ def _add_state_routes(router: APIRouter, state: TrainerState, config: RunConfig)
 
 
 def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfig) -> None:
+    """Add OpenAI's routes: the models, completions and chat."""
+
     @router.get("/v1/models")
     async def models() -> Json:
         model = {"id": config.openai.model_name, "object": "model", "owned_by": "lachesis"}
@@ -148,6 +156,7 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Json:
+        """Return completions of a text."""
         ids = inference.encode(body.prompt)
         samples = await inference.sample(request, ids, body)
         choices = [
@@ -163,6 +172,7 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Json:
+        """Return the next message of a conversation."""
         ids = inference.encode_chat(body.messages)
         samples = await inference.sample(request, ids, body.to_settings())
         choices = [
@@ -271,6 +281,7 @@ def _build_chat_logprobs(inference: Inference, sample: Sample) -> Json:
 def _build_openai_response(
     object_type: str, config: RunConfig, ids: list[int], samples: list[Any], choices: list[Json]
 ) -> Json:
+    """Return an answer with its choices and counts of tokens, as OpenAI's API gives it."""
     generated = sum(len(sample.tokens) for sample in samples)
     usage = {
         "prompt_tokens": len(ids),

@@ -81,6 +81,7 @@ def answer_items(context: TestContext, model: str, wandb_run: str) -> None:
 
 
 def _answer_items_once(context: TestContext, model: str, wandb_run: str) -> None:
+    """Let one model answer the items of a test once; what an earlier attempt wrote is removed."""
     files = context.tests.get_output_files(context.test, model)
     for old in files:
         # Beside files of an earlier attempt Atropos would write under another name.
@@ -181,6 +182,7 @@ def _run_process_command(
     wandb_run_name: str,
     client_env: dict[str, str],
 ) -> None:
+    """Run Atropos' command `process` on the environment, and wait for its end."""
     service, files = make_inference_test_spec(
         context.test.request.environment_file,
         config_yaml,

@@ -288,6 +288,7 @@ def _describe_missing_evaluations(planned: PlannedRun) -> str:
 
 
 def _estimate_hours(sums: GroupSums, planned: PlannedRun, step_seconds: float | None) -> Range:
+    """Return the hours of a run by the pace of an earlier run, or by the test's own sampling."""
     if step_seconds:
         hours = planned.total_steps * step_seconds / 3600
         return make_range(

@@ -106,6 +106,9 @@ def _select_fields(set_fields: Mapping[str, Any], *, is_main: bool) -> dict[str,
 def _find_valid_test(
     tests: InferenceTestStore, config: RunConfig, environment_file: str, test_command: str
 ) -> InferenceTest:
+    """Return the newest test that allows the run; raise ValidationRequiredError if there is
+    none.
+    """
     environment_tests = [
         test
         for test in tests.all()

@@ -214,6 +214,7 @@ def _make_group_interval(successes: float, steps: list[Json]) -> Json | None:
 
 
 def _make_answered_prompt(line: Json) -> Json:
+    """Return a user's prompt with its answers, their scores, and a note if there is any."""
     responses = [
         {"text": text, "score": score}
         for text, score in zip(line["responses"], line["scores"], strict=True)

@@ -230,6 +230,7 @@ class _TestRun:
             executor.shutdown(cancel_futures=True)
 
     def _answer(self, model: str) -> _Answers:
+        """Let one model answer, and return how long it took and why it failed."""
         wandb_run, started, error = make_wandb_run_name(self.test), time.monotonic(), None
         try:
             self.show_step(
@@ -291,6 +292,9 @@ class _TestRun:
         return judge_learnability(InferenceCounts(), error=errors or error), error
 
     def _make_forecast(self, usage: GroupSums) -> Forecast | None:
+        """Return the forecast of the planned run from measured sums; None where nothing is
+        planned.
+        """
         planned, home = self.test.planned, self.context.tests.home
         if planned is None:
             return None
@@ -303,6 +307,7 @@ class _TestRun:
         )
 
     def _make_broken_result(self, model: str, reason: str) -> Json:
+        """Return the result of a model that gave none, for a reason."""
         verdict = None
         if not self._has_prompts:
             verdict = judge_learnability(InferenceCounts(), error=reason)

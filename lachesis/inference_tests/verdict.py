@@ -109,6 +109,7 @@ def judge_learnability(
 
 
 def _summarize_scores(scores: list[float], groups: list[list[float]]) -> dict[str, Any]:
+    """Return number of groups, and mean, deviation and spread of their rewards."""
     if not scores:
         return {"groups": 0, "reward_mean": None, "reward_std": None, "reward_spread": None}
     return {
@@ -169,6 +170,7 @@ def _find_faults(
 def _choose_word(
     num_groups: int, scores: list[float], signal_share: float
 ) -> tuple[VerdictWord, list[str]]:
+    """Return the verdict by the share of groups with a signal, and its evidence."""
     num_correct = sum(score > 0 for score in scores)
     signal_text = (
         f"{round(signal_share * num_groups)} of {num_groups} groups have rewards that differ"

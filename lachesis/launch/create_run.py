@@ -110,6 +110,7 @@ def _compute_fingerprint(file: str, config: RunConfig) -> str:
 def _find_forecast(
     launch: ResolvedLaunch, fingerprint: str, tests: InferenceTestStore
 ) -> Json | None:
+    """Return the forecast for a launch from the newest test of its code, or None."""
     # A test is about one environment, and several together take another amount.
     if launch.config.env.mixture:
         return None
@@ -162,6 +163,7 @@ def discard_test(tests: InferenceTestStore, test: InferenceTest) -> None:
 
 
 def _create_test_record(tests: InferenceTestStore, resolved: ResolvedTest) -> InferenceTest:
+    """Create the record of a test with all that it is about."""
     environment, config = resolved.launch.environment, resolved.launch.config
     return tests.create(
         InferenceRequest(

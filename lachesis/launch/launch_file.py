@@ -79,6 +79,7 @@ def _pop_section_values(file: Path, content: Json) -> Json:
 
 
 def _load(file: Path) -> Json:
+    """Return the content of a launch file; raise ConfigError for other content."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     except OSError as error:
@@ -194,6 +195,7 @@ def _format_field(field: Json, default_value: Any) -> list[str]:
 
 
 def _format_comment(text: str, indent: str) -> list[str]:
+    """Return a text as wrapped lines of comment."""
     return textwrap.wrap(
         " ".join(text.split()),
         COMMENT_WIDTH,

@@ -90,6 +90,7 @@ def observe_files(store: RunStore, record: RunRecord) -> Observation:
 
 
 def _read_files(observation: Observation) -> None:
+    """Read processes, counts, metrics and configuration of a run into the observation."""
     observation.observed_at = time.time()
     pids = {"flow": observation.record.flow_pid} | {
         name: service.pid for name, service in observation.record.services.items()
@@ -124,6 +125,7 @@ def read_process_state(pid: int | None) -> str:
 
 
 async def _query_all_services(observations: list[Observation]) -> None:
+    """Ask the services of all runs side by side, of a limited number of runs at a time."""
     connection_limits, semaphore = (
         httpx.Limits(max_connections=None, max_keepalive_connections=0),
         asyncio.Semaphore(MAX_CONCURRENT_RUNS),
@@ -140,6 +142,7 @@ async def _query_all_services(observations: list[Observation]) -> None:
 
 
 async def _query_services(client: httpx.AsyncClient, observation: Observation) -> None:
+    """Ask trainer, rollout API and engine of one run how they are."""
     observation.trainer_health, observation.api_counts, engine_body = await asyncio.gather(
         _get_json(client, observation, "trainer", "/health"),
         _get_json(client, observation, "api", "/counts"),

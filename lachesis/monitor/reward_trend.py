@@ -165,6 +165,7 @@ class Trend(BaseModel):
             self.zero_signal_steps = self.zero_signal_rollouts = 0
 
     def _add_reward(self, step: int, reward: float) -> None:
+        """Add a reward to the blocks of sums, which are merged in pairs when there are too many."""
         if len(self.first_rewards) < WINDOW:
             self.first_rewards.append(reward)
         self.recent_rewards = [*self.recent_rewards[-(WINDOW - 1) :], reward]
@@ -196,6 +197,7 @@ class Trend(BaseModel):
                 self.best, self.best_step = mean, step
 
     def _add_held_out(self, step: Step) -> None:
+        """Add a held-out result with the mean reward of its time."""
         share, low, high = (step.get(f"eval/{name}") for name in ("percent_correct", "low", "high"))
         if share is None or low is None or high is None or not self.recent_rewards:
             return

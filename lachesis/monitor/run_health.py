@@ -189,6 +189,7 @@ def collect_facts(observation: Observation) -> RunFacts:
 
 
 def _collect_config_facts(record: RunRecord, config: RunConfig) -> dict[str, Any]:
+    """Return the settings that a judgement needs."""
     return {
         "batch_size": config.env.batch_size,
         "group_size": config.env.group_size,

@@ -106,6 +106,7 @@ def _find_stopped_process(observation: Observation, silent_since: dict[str, floa
 
 
 def _find_silent_service(observation: Observation, silent_since: dict[str, float]) -> Stall | None:
+    """Return the stall of a service that has not answered for too long, or None."""
     for name in ASKED_SERVICES:
         since = silent_since.get(name)
         if since is None:
@@ -118,6 +119,7 @@ def _find_silent_service(observation: Observation, silent_since: dict[str, float
 
 
 def _find_slow_phase(observation: Observation) -> Stall | None:
+    """Return the stall of a phase that takes far longer than it usually does, or None."""
     trainer_health = observation.trainer_health or {}
     phase, since = trainer_health.get("waiting_for"), trainer_health.get("since")
     if phase not in PHASE_TIME_KEYS or not isinstance(since, int | float):
@@ -150,6 +152,7 @@ def _find_slow_phase(observation: Observation) -> Stall | None:
 def _describe_silent_environment(
     observation: Observation, since: float, waiting_text: str
 ) -> Stall:
+    """Return the stall of an environment that shows no sign of life."""
     silent_s = observation.observed_at - since
     if observation.blocked_at is None:
         reason = f"its process has shown no sign of life for {silent_s:.0f} s"
@@ -196,6 +199,7 @@ def _explain_missing_batch(observation: Observation, since: float, waiting_text:
 def _explain_missing_groups(
     observation: Observation, counts: Json, since: float, waiting_text: str, max_wait_s: float
 ) -> Stall:
+    """Return the stall of missing groups: refused, used up, unusable, awaited, or unexplained."""
     last_group_at, api_counts = counts.get("last_group_at"), observation.api_counts or {}
     if api_counts.get("refused"):
         return _make_stall(
@@ -219,6 +223,7 @@ def _explain_missing_groups(
 
 
 def _explain_unusable_groups(counts: Json, *, is_used_up: bool) -> str:
+    """Return why an environment sends no usable group, in words."""
     if is_used_up:
         return (
             f"its items are used up: get_next_item() returned None after {counts['items_used_up']} "

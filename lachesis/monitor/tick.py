@@ -157,6 +157,7 @@ class Monitor:
     # --- judge
 
     def _judge(self, observation: Observation) -> WatchedRun:
+        """Return what a tick finds of one run: its stall, its judgement, and problems."""
         memory = load_memory(observation.run_dir, observation.record)
         has_answered = {
             "trainer": observation.trainer_health is not None,
@@ -178,6 +179,7 @@ class Monitor:
     # --- act
 
     def _apply_policies(self, watched: WatchedRun) -> None:
+        """Stop or resume a run as its limits say."""
         record, observation = watched.record, watched.observation
         if record.has_ended:
             should_resume = (
@@ -203,6 +205,7 @@ class Monitor:
     def _request_stop(
         self, watched: WatchedRun, cause: EndCause, reason: str, *, should_resume: bool = False
     ) -> None:
+        """Ask a run to save and end; with `should_resume` it is resumed once it has ended."""
         stop.cancel_run(self.store, watched.record, cause, reason)
         # set afterwards: a run whose stop was not requested must not be resumed later
         if should_resume:
@@ -213,6 +216,7 @@ class Monitor:
         )
 
     def _apply_stall_policy(self, watched: WatchedRun, stall: Stall) -> None:
+        """Stop a stalled run, or stop it to be resumed, as its policy says."""
         reason, policy = (
             f"stalled: {stall.part} since {stall.since}; {stall.evidence}",
             watched.observation.limits.on_stall,
@@ -225,6 +229,7 @@ class Monitor:
             self._request_stop(watched, EndCause.STALLED, reason, should_resume=True)
 
     def _resume_run(self, watched: WatchedRun) -> None:
+        """Resume a run that has ended, from its newest checkpoint if there is any."""
         record = watched.record
         if self.store.dir(record.run_id).is_alive():
             return
@@ -313,6 +318,9 @@ class Monitor:
         )
 
     def _emit_event(self, watched: WatchedRun, event: str, payload: Json) -> None:
+        """Send an event about a run, which automations react to; without a server nothing is
+        sent.
+        """
         record = watched.record
         resource = {
             "prefect.resource.id": f"lachesis.run.{record.run_id}",
@@ -331,6 +339,7 @@ class Monitor:
             )
 
     def _write_health(self, watched: WatchedRun) -> None:
+        """Write the judgement into the record, unless the final one is there."""
         record = watched.record
         if read_final_judgement(record):
             return

@@ -36,6 +36,7 @@ def export_run(
 def _export(
     store: RunStore, record: RunRecord, target: Path, checkpoint: str, *, merged: bool, verify: bool
 ) -> Json:
+    """Export a checkpoint with the keys of the run's profile."""
     run_dir = store.dir(record.run_id)
     backend = read_effective_config(run_dir).tinker.backend
     adopt_profile_keys(record.profile, backend=backend)

@@ -79,6 +79,7 @@ class PrefectHttp:
         missing_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
+        """Return the JSON of an answer; raise ServerDownError for a refusal or none in time."""
         response = self._request_when_ready(method, path, body, timeout_s or TIMEOUT_S)
         self._require_own_server(response)
         if response.status_code == 404 and missing_ok:
@@ -146,6 +147,7 @@ class PrefectHttp:
     def _send_request(
         self, method: str, path: str, body: object, timeout: httpx.Timeout
     ) -> httpx.Response:
+        """Send a request, by the connection that is kept open if there is any."""
         options: Json = {
             "json": body,
             "timeout": timeout,

@@ -150,6 +150,7 @@ def make_serve_command(*options: str) -> list[str]:
 
 
 def _make_launcher(*, ends_with_parent: bool) -> ManagedProcess:
+    """Return the launcher of this home, which is not started yet."""
     log = paths.home() / "logs" / "launcher.log"
     with storage_errors(log.parent):
         make_private_folder(log.parent)

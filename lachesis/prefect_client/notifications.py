@@ -73,6 +73,7 @@ def _make_run_event_template(name: str, description: str, *, event: str) -> Json
 
 
 def _make_template(name: str, description: str, trigger: Json, payload: str) -> Json:
+    """Return an automation with its trigger and the body of its call."""
     every_event = {
         "type": "event",
         "posture": "Reactive",
@@ -114,6 +115,9 @@ def set_notifications(url: str) -> list[str]:
 
 
 def _is_web_address(url: str) -> bool:
+    """Return whether a text is an address of the web that the server does not take for a
+    template.
+    """
     try:
         parts = urlsplit(url)
         is_http_url = (

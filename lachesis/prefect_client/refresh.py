@@ -103,6 +103,7 @@ def _refresh_or_keep(record: RunRecord, refresh: Callable[[RunRecord], RunRecord
 
 
 def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:
+    """Return the run, ended if its processes are gone; the server is not asked."""
     if record.has_ended or record.flow_run_id is None or record.status == "pending":
         return record
     cause = find_lost_cause(store.dir(record.run_id), record)
@@ -116,6 +117,7 @@ def _refresh_without_server(store: RunStore, record: RunRecord) -> RunRecord:
 def _refresh_from_server(
     store: RunStore, record: RunRecord, url: str, flow_run: dict[str, Any] | None
 ) -> RunRecord:
+    """Return the run with the state of its flow run."""
     if record.has_ended or record.flow_run_id is None or is_elsewhere(record):
         return record
     if flow_run is None and url != record.prefect_api_url:

@@ -94,6 +94,7 @@ def _create_run(
     flow_run_id: str | None,
     schema_timeout_s: float,
 ) -> RunRecord:
+    """Check the parameters of a flow run and create its run; beside a living one it is skipped."""
     spec = read_spec(LaunchSpec, spec_values)
     schedule = _read_schedule(flow_run_id)
     living = schedule and _find_living_run(store, schedule)

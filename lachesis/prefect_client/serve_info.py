@@ -42,6 +42,7 @@ def read_server_info(home: Path | None = None) -> Json | None:
 
 
 def _read_file(home: Path | None) -> Json | None:
+    """Return the information file if it is whole and of this home, else None."""
     try:
         info: Json = json.loads(server_file(home).read_text())
         is_valid = (

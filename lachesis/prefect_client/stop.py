@@ -58,6 +58,7 @@ def wait_until_gone(store: RunStore, record: RunRecord, timeout_s: float = 60.0)
     """Wait until no service of the run exists and the flow has reported its end to the server."""
 
     def is_gone() -> bool:
+        """Return whether no process of the run is left and its flow run has ended."""
         if store.dir(record.run_id).is_alive():
             return False
         try:

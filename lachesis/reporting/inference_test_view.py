@@ -246,6 +246,7 @@ def choose_test_mark(test: InferenceTest | None) -> Mark:
 
 
 def _view_model(result: Json) -> TestedModelView:
+    """Return the results of one model as surfaces lay them out."""
     verdict = result.get("verdict") or {}
     error = str(result.get("error") or "")
     return TestedModelView(
@@ -284,6 +285,7 @@ def _list_shares(result: Json, verdict: Json) -> list[Share]:
 
 
 def _summarize(result: Json, verdict: Json) -> str:
+    """Return how many answers were right and how many groups have a signal, in words."""
     if result.get("accuracy") is None:
         return ""
     interval = result.get("accuracy_interval") or {}

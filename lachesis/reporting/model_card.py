@@ -79,6 +79,7 @@ def _make_metadata(record: RunRecord, model: str, *, merged: bool) -> str:
 
 
 def _list_rows(view: RunView, note: Json) -> dict[str, str]:
+    """Return the rows of the card's table: results, settings, and how the weights were compared."""
     summary = view.summary
     rows = {"step of training": f"{note['step']} of {view.record.total_steps}"}
     if note["reward"] is not None:
@@ -107,6 +108,7 @@ def _describe_verification(note: Json) -> str:
 
 
 def _build_loading_code(base_model: str, repository: str, *, merged: bool) -> list[str]:
+    """Return the Python lines that load the weights."""
     if merged:
         return [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",

@@ -53,6 +53,7 @@ def list_next_steps(record: RunRecord, run_dir: RunDir, templates: Mapping[str, 
 
 
 def _list_keys_after_end(record: RunRecord, run_dir: RunDir, resume_key: str) -> list[str]:
+    """Return the keys of the next steps that an ended run offers."""
     is_offered = {
         "logs": record.status == "failed",
         resume_key: bool(resume_key),

@@ -159,6 +159,7 @@ def build_answers(
 def _make_column(
     rows: Sequence[Json], tokenizer: Tokenizer | None, largest: float, *, by_difference: bool
 ) -> AnswerColumn:
+    """Return equal answers as one column, with its bar and its coloured tokens."""
     row = rows[0]
     segments = split_answer(row, tokenizer, by_difference=by_difference) if tokenizer else []
     logprobs = [value for value in row.get("logprobs") or [] if value is not None]

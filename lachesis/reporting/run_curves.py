@@ -4,8 +4,6 @@ A browser draws some hundred points across a page, so more are thinned. The runn
 before, so it is a mean over steps, whatever the zoom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +21,7 @@ from lachesis.runs.metrics import Step
 
 
 def build_curves(
-    cache: RunCache, run_id: str, metrics: Sequence[str], wanted: CurveRequest
+    cache: RunCache, run_id: str, metrics: Sequence[str], wanted: "CurveRequest"
 ) -> Json:
     """Return the series of each metric that the run has, its held-out results and checkpoints.
 
@@ -41,7 +39,7 @@ def build_curves(
     }
 
 
-def locate_marks(view: RunView, axis: Axis) -> Json:
+def locate_marks(view: RunView, axis: "Axis") -> Json:
     """Return the positions of held-out results, kept checkpoints and the first bad step of a
     run."""
     curves, since = RunCurves(view.steps), find_first_bad_step(view.record)

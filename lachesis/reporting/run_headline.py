@@ -173,6 +173,7 @@ def _describe_result(
 def _describe_held_out(
     curve: Sequence[HeldOutPoint], shares: Mapping[str, ItemShares]
 ) -> HeldOutEvidence | None:
+    """Return both held-out results with their difference and a sentence; None without any."""
     before, after = split_curve(curve)
     if before is None and after is None:
         return None

@@ -4,8 +4,6 @@ An address such as `/runs?env=arithmetic&q=learning_rate>0.001&sort=-held` holds
 the page.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +52,7 @@ class RunFilter:
     """The runs that are chosen for a comparison, in this order."""
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> RunFilter:
+    def from_query(cls, query: Mapping[str, str]) -> "RunFilter":
         """Return the filter of an address; unknown parameters are ignored."""
         page = query.get("page", "1")
         ticked = [run_id for run_id in query.get("ticked", "").split(",") if run_id]
@@ -109,6 +107,7 @@ def select_runs(
 
 
 def _matches_fields(record: RunRecord, wanted: RunFilter) -> bool:
+    """Return whether environment, tag, verdict and state of a run are those that are wanted."""
     environments = (record.environment, *record.additional_environments)
     if wanted.environment and wanted.environment not in environments:
         return False
@@ -136,6 +135,7 @@ def _split_text(text: str) -> tuple[list[str], list[tuple[str, str, str]]]:
 
 
 def _contains_words(record: RunRecord, words: Sequence[str]) -> bool:
+    """Return whether the texts of a run contain all words."""
     if not words:
         return True
     texts = (
@@ -178,6 +178,7 @@ def _compare(setting: Any, symbol: str, text: str) -> bool:
 
 
 def _get_sort_value(record: RunRecord, key: str, summarize: Summarize) -> Any:
+    """Return the value of a run that a list is ordered by, or None."""
     if key == "run":
         return record.created_at
     if key == "health":

@@ -85,6 +85,7 @@ def view_log(
 
 
 def _search(file: Path, text: str) -> list[str]:
+    """Return the lines near the end of a log that contain a text."""
     try:
         with file.open("rb") as stream:
             size = stream.seek(0, 2)

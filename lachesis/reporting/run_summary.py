@@ -198,6 +198,7 @@ def _compute_duration_s(record: RunRecord) -> float | None:
 
 
 def _list_settings(record: RunRecord, config: RunConfig | None) -> dict[str, Any]:
+    """Return the settings of a run, by SECTION.FIELD, that it may share with others."""
     if config is None:
         return {}
     settings: dict[str, Any] = {"model": get_model_name(record), "profile": record.profile}

@@ -49,6 +49,7 @@ def _read_value(text: str, at: int, levels: int, key: str) -> tuple[Any, int]:
 
 
 def _read_list(text: str, at: int, levels: int, key: str) -> tuple[list[Any], int]:
+    """Return the list that begins at a position, and the position after it."""
     values: list[Any] = []
     at = _skip_whitespace(text, at + 1)
     if text[at] == "]":
@@ -63,6 +64,7 @@ def _read_list(text: str, at: int, levels: int, key: str) -> tuple[list[Any], in
 
 
 def _read_object(text: str, at: int, levels: int) -> tuple[dict[str, Any], int]:
+    """Return the object that begins at a position, and the position after it."""
     values: dict[str, Any] = {}
     at = _skip_whitespace(text, at + 1)
     if text[at] == "}":
@@ -94,6 +96,9 @@ def _skip_character(text: str, at: int, character: str) -> int:
 
 
 def _to_array(value: object, key: str) -> Any:
+    """Return a list of numbers as an array of the key's type; any other value is returned as it
+    is.
+    """
     if key not in ARRAY_DTYPES or not isinstance(value, list):
         return value
     try:

@@ -229,6 +229,7 @@ class BoundedRolloutServer:
         }
 
     async def _receive_groups(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the valid groups of a request on; a request without any is refused."""
         body = await read_body(receive)
         try:
             groups = json.loads(body)

@@ -96,6 +96,7 @@ class WeightedQueue:
         )
 
     def _find_awaited_id(self, envs: list[Json]) -> int | None:
+        """Return the environment whose group is next by weight; None until all have registered."""
         weights_by_id = read_weights(envs)
         if not any(self.waiting_groups.values()) or len(envs) < self.num_expected:
             return None
@@ -106,6 +107,7 @@ class WeightedQueue:
         )
 
     def _release_groups(self, weights_by_id: dict[Any, float]) -> Iterator[Json]:
+        """Yield the groups whose turn it is, and those of environments that are gone."""
         for environment_id in [
             waiting_id for waiting_id in self.waiting_groups if waiting_id not in weights_by_id
         ]:

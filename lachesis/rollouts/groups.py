@@ -93,6 +93,7 @@ class GroupTable:
         return sorted(value for value in values.unique().to_list() if value)
 
     def _filter(self, query: GroupQuery) -> pl.DataFrame:
+        """Return the groups that a query asks for, as a frame."""
         import polars as pl
 
         frame = self.frame
@@ -146,6 +147,7 @@ def read_group_table(folder: Path, text: str = "") -> GroupTable:
 
 
 def _scan(files: Sequence[RolloutFile], text: str) -> pl.LazyFrame:
+    """Return a lazy frame of groups with the counts that questions are about."""
     import polars as pl
 
     if files:
@@ -181,6 +183,7 @@ def _scan(files: Sequence[RolloutFile], text: str) -> pl.LazyFrame:
 
 
 def _make_empty_schema() -> dict[str, pl.DataType]:
+    """Return the column types of a run without rollouts."""
     import polars as pl
 
     types: dict[str, pl.DataType] = {

@@ -126,6 +126,7 @@ def _get_values(rows: Sequence[Json], name: str) -> list[Any]:
 
 
 def _make_list_column(lists: FlatLists, list_type: pa.ListType) -> pa.ListArray:
+    """Return lists as a column of Parquet; a value that is NaN is null."""
     import pyarrow as pa
 
     is_null = np.isnan(lists.values) if lists.values.dtype.kind == "f" else None

@@ -124,6 +124,7 @@ def _read_rollouts(
 
 
 def _filter_rollouts(rollouts: pl.LazyFrame, query: RolloutQuery, step: int | None) -> pl.LazyFrame:
+    """Return the rollouts of a query before they are ordered."""
     import polars as pl
 
     if step is not None:

@@ -108,6 +108,7 @@ class RolloutWriter:
         log.warning("the rollouts up to step %d were not kept: %s", step, reason)
 
     def _write_steps(self) -> None:
+        """Collect rollouts in the thread and append them to a file now and then."""
         rows: list[Json] = []
         write_at, step_rollouts = time.monotonic() + WRITE_INTERVAL_S, None
         is_open = True
@@ -247,6 +248,7 @@ def _read_reason(overrides: Mapping[str, Any]) -> str | None:
 
 
 def _read_parts(overrides: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the parts of a reward that the environment gave, by name."""
     parts = overrides.get("parts")
     if parts is None or not isinstance(parts, Mapping):  # Most rollouts have none.
         return []

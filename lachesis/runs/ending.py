@@ -72,6 +72,7 @@ def end_run(
     """
 
     def make_changes(newest: RunRecord) -> dict[str, Any]:
+        """Return the fields of the end, or none for an ended or another attempt."""
         if newest.has_ended or newest.attempt != record.attempt:
             return {}
         duration_s = get_attempt_duration_s(newest)

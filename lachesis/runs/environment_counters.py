@@ -76,6 +76,7 @@ def find_blocked_line(counters_files: Iterable[Path], *, since: float = 0.0) -> 
 
 
 def _read_blocked_line(stack_file: Path) -> str | None:
+    """Return the function, file and line in which the event loop stands; None if it does not."""
     try:
         with stack_file.open("rb") as file:
             text = file.read(MAX_STACK_BYTES).decode(errors="replace")

@@ -136,6 +136,7 @@ class MetricsFile:
         return self._find_line(name, lambda content, mark: content.rfind(mark))
 
     def _find_line(self, name: str, search: Callable[[mmap.mmap, bytes], int]) -> Step | None:
+        """Return the line that a search finds, without parsing the others."""
         mark = f"{json.dumps(name)}:".encode()
         # ValueError: an empty file has no content to map.
         with (
@@ -182,6 +183,7 @@ class MetricsReader:
             return self._read()
 
     def _read(self) -> list[Step]:
+        """Return the steps; only lines that were added since the last call are parsed."""
         try:
             status = self.path.stat()
         except FileNotFoundError:

@@ -170,6 +170,7 @@ def _compute_file_hash(file: Path) -> str:
 
 
 def _describe_machine() -> Json:
+    """Return host, system, Python, processor, memory and cards of this machine."""
     return {
         "host": platform.node(),
         "system": platform.platform(),

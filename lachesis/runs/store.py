@@ -120,6 +120,7 @@ class RunStore:
                 ) from error
 
     def _require_run(self, run_id: str) -> None:
+        """Raise UnknownRunError unless the id is that of a run."""
         if re.fullmatch(r"[0-9a-f]{8}", run_id) and self.dir(run_id).record.is_file():
             return
         records = self.all()
@@ -211,6 +212,7 @@ class RunStore:
 
     @contextlib.contextmanager
     def _lock_record(self, run_id: str) -> Iterator[None]:
+        """Hold the lock of a record within the block."""
         # An unknown run has an error of its own, which says what exists.
         self._require_run(run_id)
         file = self.dir(run_id).path / ".lock"

@@ -35,6 +35,7 @@ def main() -> int:
 
 
 def _parse_args() -> argparse.Namespace:
+    """Return the options of the program."""
     parser = argparse.ArgumentParser(prog="python -m lachesis.skyrl_bridge", description=__doc__)
     parser.add_argument("--model", required=True, help="the base model: name, or local folder")
     parser.add_argument("--upstream", required=True, metavar="URL", help="the engine's address")

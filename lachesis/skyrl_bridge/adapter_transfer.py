@@ -201,6 +201,7 @@ def unpack_adapter(archive: bytes, folder: Path) -> None:
 
 
 def _name_layers(folder: Path) -> None:
+    """Write the names of the adapted layers into the adapter's configuration."""
     from safetensors import safe_open
 
     with safe_open(folder / ADAPTER_FILES[0], framework="numpy") as tensors:

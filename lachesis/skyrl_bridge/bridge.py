@@ -147,6 +147,9 @@ class BridgeEngine(SessionKeeper):
         spec: LoraSpec,
         metadata: Metadata,
     ) -> Payload:
+        """Register an adapter of the engine behind, and return its id; its session may have
+        ended.
+        """
         session = self.sessions.get(session_id)
         if session is None:
             self.upstream.unload_model(upstream_id)

@@ -6,8 +6,6 @@ multiplied by N and D give the sums. D is known only when the last pass of an up
 each further pass sends the earlier ones again for what they then lack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -36,11 +34,11 @@ class ScaledPass:
     loss_config: dict[str, float]
     scale: float = 1.0
 
-    def scale_data(self, semantics: Semantics) -> list[DecodedDatum]:
+    def scale_data(self, semantics: "Semantics") -> list[DecodedDatum]:
         """Return the datums with advantages or weights of this scale."""
         return [self._scale(datum, semantics) for datum in self.data]
 
-    def _scale(self, datum: DecodedDatum, semantics: Semantics) -> DecodedDatum:
+    def _scale(self, datum: DecodedDatum, semantics: "Semantics") -> DecodedDatum:
         num_tokens = len(datum.inputs["target_tokens"])
         factor = self.scale * (num_tokens if semantics.averages_tokens else 1)
         name = "weights" if self.loss_fn == "cross_entropy" else "advantages"
@@ -48,7 +46,9 @@ class ScaledPass:
         inputs = {**datum.inputs, name: weights * np.float32(factor)}
         return DecodedDatum(datum.tokens, inputs)
 
-    def compute_loss_sum(self, token_losses_D: Sequence[np.ndarray], semantics: Semantics) -> float:
+    def compute_loss_sum(
+        self, token_losses_D: Sequence[np.ndarray], semantics: "Semantics"
+    ) -> float:
         """Return the sum of the losses that the engine has computed from the scaled datums."""
         total = 0.0
         for losses in token_losses_D:
@@ -61,7 +61,7 @@ class ScaledPass:
 class GradientLedger:
     """Hold the passes of one adapter since its last update."""
 
-    semantics: Semantics
+    semantics: "Semantics"
     passes: list[ScaledPass] = field(default_factory=list)
     num_counted: int = 0
     """How many datums the engine divides the gradient by."""
@@ -99,7 +99,7 @@ def make_pass(
     data: Sequence[DecodedDatum],
     loss_fn: str,
     loss_config: dict[str, float | str],
-    semantics: Semantics,
+    semantics: "Semantics",
 ) -> ScaledPass:
     """Return a client's pass in the terms of the engine.
 
@@ -125,6 +125,7 @@ def make_pass(
 
 
 def _check_datum(number: int, datum: DecodedDatum, loss_fn: str) -> DecodedDatum:
+    """Return a datum whose inputs are complete and finite; raise EngineRequestError otherwise."""
     num_tokens = len(datum.tokens)
     needed = ("logprobs", "advantages") if loss_fn in POLICY_LOSSES else ()
     inputs = dict(datum.inputs)
@@ -150,6 +151,7 @@ def _check_datum(number: int, datum: DecodedDatum, loss_fn: str) -> DecodedDatum
 
 
 def _to_policy_datum(datum: DecodedDatum) -> DecodedDatum:
+    """Return a datum of cross-entropy as the datum of a policy loss with the same gradient."""
     weights = np.asarray(datum.inputs["weights"], np.float32)
     return DecodedDatum(
         datum.tokens,

@@ -103,6 +103,7 @@ def decode_samples(body: bytes, num_prompt_tokens: int) -> SampleResponse:
 
 
 def _parse(name: str, body: bytes) -> Any:
+    """Return a message of the engine; raise ServerProtocolError for bytes that are none."""
     message = MESSAGE_CLASSES[name]()
     try:
         message.ParseFromString(body)

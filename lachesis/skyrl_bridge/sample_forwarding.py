@@ -140,6 +140,7 @@ class BridgeWorker:
     async def _run_sample(
         self, future: RequestFuture, sampler: BridgedSampler, request: SampleRequest
     ) -> None:
+        """Sample for a request within the limit of requests at a time, and finish its future."""
         sampler.num_in_flight += 1
         try:
             async with self._slots:
@@ -154,6 +155,7 @@ class BridgeWorker:
             sampler.num_in_flight -= 1
 
     async def _sample(self, sampler: BridgedSampler, request: SampleRequest) -> SampleResponse:
+        """Send a request for samples, and poll until its result is there."""
         _require_offered(request)
         body = make_sample_body(sampler, request)
         response = await self._post("asample", body, {})
@@ -236,6 +238,8 @@ def cut_at_stop_string(
 def _cut(
     sequence: SampledSequence, stop_strings: tuple[str, ...], model: BridgedModel
 ) -> SampledSequence:
+    """Return a sequence cut after its first stop string."""
+
     def has_stop(length: int) -> bool:
         text = model.tokenizer.decode(sequence.tokens[:length])
         return any(stop in text for stop in stop_strings)

@@ -73,6 +73,7 @@ def check_test(
 
 
 def _require_known_endpoints(policy: AgentPolicy, models: list[str]) -> None:
+    """Raise PolicyError for a model at an endpoint, whose price is not known here."""
     for model in models:
         # What an endpoint costs is not known here, so the owner has to name such a model.
         if not model.startswith((EMBEDDED, TINKER)) and policy.models is None:
@@ -86,6 +87,7 @@ def _require_known_endpoints(policy: AgentPolicy, models: list[str]) -> None:
 def _require_test_money(
     policy: AgentPolicy, config: RunConfig, store: RunStore, max_cost_usd: float | None
 ) -> None:
+    """Raise PolicyError if a test may cost more than agents have left."""
     if max_cost_usd is None:
         raise ConfigError(
             f"no price of {config.openai.model_name} is known, and the owner's {FILE_NAME} "

@@ -99,6 +99,7 @@ class Ledger:
             self._append(key, withdrawn=True)
 
     def _append(self, key: str, **values: object) -> None:
+        """Append a line whole, or not at all."""
         line = json.dumps({"key": key, "at": now_iso(), **values}) + "\n"
         with storage_errors(self.file):
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -149,6 +150,7 @@ def _close_attempt_before(entries: dict[str, LedgerEntry], entry: LedgerEntry) -
 
 
 def _read_promise(key: str, line: Json) -> LedgerEntry:
+    """Return the entry of a line that promises money."""
     return LedgerEntry(
         key=key,
         at=str(line["at"]),

@@ -117,6 +117,7 @@ def _make_process_leftover(process: psutil.Process, owner: str) -> Leftover:
 
 
 def _find_run_processes(store: RunStore) -> list[Leftover]:
+    """Return the processes that ended runs and tests have left."""
     findings = []
     for path, processes in process_marks.find_processes(store.home).items():
         if not RunDir(path.parent, path.name).is_alive():
@@ -168,6 +169,8 @@ def find_launcher_leftovers(home: Path, alive_run_ids: Sequence[str] = ()) -> li
 
 
 def _make_launcher_leftover(process: psutil.Process, runs_note: str = "") -> Leftover:
+    """Return a process of a killed launcher as a leftover."""
+
     def clean_up() -> str:
         description = f"{process_marks.describe_process(process)}{runs_note}"
         with contextlib.suppress(psutil.Error):
@@ -204,6 +207,7 @@ def _find_unnamed_checkpoints(run_dir: RunDir) -> list[Path]:
 
 
 def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
+    """Return the session that a killed trainer has left at its server, if any."""
     try:
         session_data = json.loads(run_dir.tinker_session.read_text())
         url, session_id = str(session_data["url"]).rstrip("/"), str(session_data["id"])
@@ -211,6 +215,7 @@ def _find_tinker_session(run_dir: RunDir, record: RunRecord) -> list[Leftover]:
         return []
 
     def clean_up() -> str:
+        """End the session at its server, and return the outcome in words."""
         key = read_key("TINKER_API_KEY")
         if not key:
             return (

@@ -170,6 +170,7 @@ class RunServices:
         self.show_step(f"start {spec.name}", lambda: self._start(spec))
 
     def _start(self, spec: ServiceSpec) -> None:
+        """Start a service, and note its process for the record."""
         pid = self.group.start(spec)
         self.unwritten[spec.name] = {
             "pid": pid,

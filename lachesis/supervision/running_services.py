@@ -220,6 +220,7 @@ class ServiceGroup:
             self._reaper.stdout.close()
 
     def _send_to_reaper(self, **message: object) -> None:
+        """Send a message to the reaper; raise ProcessExitedError if that is gone."""
         assert self._reaper.stdin is not None
         try:
             self._reaper.stdin.write(json.dumps(message).encode() + b"\n")
@@ -230,6 +231,9 @@ class ServiceGroup:
             ) from error
 
     def _read_reaper_messages(self) -> None:
+        """Apply the messages of the reaper until it ends; if it was killed, its services are
+        too.
+        """
         assert self._reaper.stdout is not None
         for line in self._reaper.stdout:
             message = json.loads(line)

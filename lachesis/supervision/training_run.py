@@ -104,6 +104,7 @@ class TrainingRun:
         self.services.write(status="running", phase="training", healthy_at=now_iso())
 
     def _start_in_order(self) -> None:
+        """Start the services in order, each once those before it are ready."""
         starting_specs: list[ServiceSpec] = []
         at_once = [role.name for role in ROLES if role.starts_at_once]
         # The first environment starts while the trainer is not ready yet.

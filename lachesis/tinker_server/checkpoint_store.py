@@ -6,8 +6,6 @@ name and renamed, so a folder that exists is complete. Overwriting renames the o
 still found under that name.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -41,7 +39,7 @@ class CheckpointPath:
     name: str
 
     @classmethod
-    def parse(cls, text: str) -> CheckpointPath:
+    def parse(cls, text: str) -> "CheckpointPath":
         """Parse a path, or raise EngineRequestError."""
         parts = text.removeprefix("tinker://").split("/")
         if (
@@ -157,6 +155,7 @@ class CheckpointStore:
         return [name for _, name in sorted(timed_names)]
 
     def _find_paths(self, run: str) -> set[CheckpointPath]:
+        """Return the checkpoints in the folders of a run; those being written are left out."""
         paths = set()
         for file in self.root.glob(f"{run}/*/*/checkpoint.json"):
             name = file.parts[-2]

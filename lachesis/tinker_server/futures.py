@@ -77,6 +77,7 @@ class FutureRegistry:
         return self._by_id.get(request_id)
 
     def _prune(self) -> None:
+        """Forget results that were kept long enough."""
         # Insertion order is close to completion order, so checking the oldest few is enough.
         horizon = time.monotonic() - RESULT_RETENTION_S
         for request_id in list(itertools.islice(self._by_id, 16)):

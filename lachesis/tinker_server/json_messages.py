@@ -217,6 +217,7 @@ class SampleBody(RequestBody):
         return request
 
     def _to_prompt_logprobs_spec(self) -> PromptLogprobsSpec:
+        """Return which log-probabilities of the prompt the request wants."""
         targets = self.target_prompt_logprobs
         return PromptLogprobsSpec(
             include_logprobs=bool(self.prompt_logprobs),

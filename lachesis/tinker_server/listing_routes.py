@@ -36,6 +36,7 @@ def add_rest_routes(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_listing_routes(router: APIRouter, engine: TinkerEngine) -> None:
+    """Add the routes that list sessions, runs and checkpoints."""
     _add_session_routes(router, engine)
 
     @router.get("/training_runs")
@@ -62,12 +63,15 @@ def _add_listing_routes(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_session_routes(router: APIRouter, engine: TinkerEngine) -> None:
+    """Add the routes that list and describe sessions."""
+
     @router.get("/sessions")
     async def list_sessions(limit: int = 20, offset: int = 0) -> dict[str, Any]:
         return {"sessions": list(engine.sessions)[offset : offset + limit]}
 
     @router.get("/sessions/{session_id}")
     async def get_session(session_id: str) -> dict[str, Any]:
+        """Return the runs and samplers of a session."""
         session = engine.sessions.get(session_id)  # The worker may remove it at any time.
         if session is None:
             raise HTTPException(404, f"there is no session {session_id}")
@@ -79,8 +83,11 @@ def _add_session_routes(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_weights_info_route(router: APIRouter, engine: TinkerEngine) -> None:
+    """Add the route that describes the weights of a checkpoint."""
+
     @router.post("/weights_info")
     async def get_weights_info(body: TinkerPathBody) -> dict[str, Any]:
+        """Return base model, rank and trained layers of a checkpoint."""
         checkpoint_record = engine.store.read_record(CheckpointPath.parse(body.tinker_path))
         lora = checkpoint_record["lora"]
         train_flags = {key: lora[key] for key in ("train_unembed", "train_mlp", "train_attn")}
@@ -93,6 +100,7 @@ def _add_weights_info_route(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_checkpoint_routes(router: APIRouter, engine: TinkerEngine) -> None:
+    """Add the routes that list, expire and download the checkpoints of a run."""
     route_prefix = "/training_runs/{run_id}/checkpoints"
 
     @router.get(route_prefix)
@@ -111,6 +119,7 @@ def _add_checkpoint_routes(router: APIRouter, engine: TinkerEngine) -> None:
     async def get_download_urls(
         run_id: str, checkpoint_id: str, request: Request
     ) -> dict[str, Any]:
+        """Return signed addresses of a checkpoint's files, and until when they work."""
         path = _parse_checkpoint_path(run_id, checkpoint_id)
         engine.store.read_record(path)
         expires = datetime.now(UTC) + timedelta(seconds=URL_LIFETIME_S)
@@ -124,6 +133,8 @@ def _add_checkpoint_routes(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_checkpoint_actions(router: APIRouter, engine: TinkerEngine, route_prefix: str) -> None:
+    """Add the routes that publish, withdraw and delete a checkpoint."""
+
     # Publishing and unpublishing may be repeated: the SDK would retry for minutes after a 409.
     @router.post(route_prefix + "/{checkpoint_id:path}/publish", status_code=204)
     async def publish(run_id: str, checkpoint_id: str) -> None:
@@ -148,6 +159,7 @@ def create_download_router(engine: TinkerEngine) -> APIRouter:
     async def download(
         signature: str, run_id: str, kind: str, name: str, file: str
     ) -> FileResponse:
+        """Return a file whose address was signed here and has not expired."""
         path = CheckpointPath.parse(f"tinker://{run_id}/{kind}/{name}")
         expiry_text = signature.partition("-")[0]
         expires = int(expiry_text) if re.fullmatch("[0-9]{1,15}", expiry_text) else 0
@@ -174,6 +186,7 @@ def _parse_checkpoint_path(run_id: str, checkpoint_id: str) -> CheckpointPath:
 
 
 def _describe_run(engine: TinkerEngine, record: dict[str, Any]) -> dict[str, Any]:
+    """Return a run with its newest checkpoints, as the protocol describes it."""
     checkpoints = [
         engine.store.describe(name)
         for name in engine.store.list_checkpoints(record["training_run_id"])

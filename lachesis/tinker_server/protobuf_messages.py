@@ -95,6 +95,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
 
 
 def _add_field(message: Message, declaration: str) -> None:
+    """Add a field that is declared as "NUMBER NAME TYPE [FLAG]" to a message."""
     number, name, type_name, *flag = declaration.split()
     proto = descriptor_pb2.FieldDescriptorProto
     field_proto = message.field.add(name=name, number=int(number), label=proto.LABEL_OPTIONAL)
@@ -115,6 +116,7 @@ def _add_field(message: Message, declaration: str) -> None:
 
 
 def _build_message_classes() -> dict[str, Any]:
+    """Build the classes of all messages of the protocol, by name."""
     # On the wire a protobuf map is a repeated message with key 1 and value 2, as the *Entry
     # messages declare it.
     file = descriptor_pb2.FileDescriptorProto(
@@ -218,6 +220,7 @@ def _decode_text_tokens(chunk: Message) -> Array:
 
 
 def _decode_tensor(name: str, tensor: Message) -> Array:
+    """Return a tensor as an array of its shape; raise EngineRequestError if it does not fill it."""
     dtype = DTYPES.get(tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype is None:
@@ -267,6 +270,7 @@ def encode_forward_backward(logprobs_D: Sequence[Array], metrics: dict[str, floa
 def _add_array_record(
     output: Message, arrays: Sequence[Array], trailing_shape: tuple[int, ...]
 ) -> None:
+    """Add an array per datum, joined, to the outputs of a pass."""
     blobs = [np.ascontiguousarray(array, np.dtype("<f4")).tobytes() for array in arrays]
     record = output.loss_fn_outputs.add(num_datums=len(blobs))
     entry = record.fields.add(key="logprobs")

@@ -116,6 +116,7 @@ def _add_service_routes(router: APIRouter, engine: TinkerEngine) -> None:
 
 
 def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that create, keep alive and end sessions."""
     engine = dispatcher.engine
 
     @router.post("/create_session")
@@ -134,10 +135,12 @@ def _add_session_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
 
 def _add_model_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that create and describe models in training."""
     engine = dispatcher.engine
 
     @router.post("/create_model")
     async def create_model(body: CreateModelBody) -> dict[str, Any]:
+        """Queue the creation of a model in training."""
         _require_session(engine, body.session_id)
         model_id = f"{body.session_id}:train:{body.model_seq_id}"
         spec = body.to_lora_spec()
@@ -171,6 +174,7 @@ def _require_adamw(body: CreateModelBody) -> None:
 
 
 def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes of gradients and updates."""
     engine = dispatcher.engine
 
     @router.post("/forward_backward")
@@ -192,9 +196,12 @@ def _add_training_routes(router: APIRouter, dispatcher: RequestDispatcher) -> No
 
 
 def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that save and load weights."""
     engine = dispatcher.engine
 
     def make_save_route(kind: str) -> Callable[[ModelBody], Any]:
+        """Return the route that saves weights of this kind."""
+
         async def save(body: ModelBody) -> dict[str, Any]:
             options = body.model_extra or {}
             return dispatcher.submit(
@@ -210,10 +217,12 @@ def _add_weights_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
 
 def _add_load_route(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the route that loads weights into a model, or into a new model."""
     engine = dispatcher.engine
 
     @router.post("/load_weights")
     async def load_weights(body: LoadWeightsBody) -> dict[str, Any]:
+        """Queue the loading of weights into a model, or into a new model."""
         if body.model_id is not None:
             model_id = body.model_id
             return dispatcher.submit(
@@ -237,10 +246,12 @@ def _add_load_route(router: APIRouter, dispatcher: RequestDispatcher) -> None:
 
 
 def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that create samplers."""
     engine = dispatcher.engine
 
     @router.post("/save_weights_for_sampler")
     async def save_weights_for_sampler(body: SaveForSamplerBody) -> dict[str, Any]:
+        """Queue a sampler of the present weights, or a checkpoint for samplers."""
         key, sampling_seq_id = (body.model_id, body.seq_id), body.sampling_session_seq_id
         if sampling_seq_id is not None:
             return dispatcher.submit(
@@ -264,8 +275,11 @@ def _add_sampler_routes(router: APIRouter, dispatcher: RequestDispatcher) -> Non
 
 
 def _add_sampler_lookup_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that describe samplers and count their clients."""
+
     @router.get("/samplers/{sampler_id}")
     async def get_sampler(sampler_id: str) -> dict[str, Any]:
+        """Return base model and checkpoint of a sampler."""
         entry = dispatcher.engine.samplers.get(sampler_id)
         if entry is None:
             raise HTTPException(404, f"there is no sampler {sampler_id}")
@@ -283,6 +297,8 @@ def _add_sampler_lookup_routes(router: APIRouter, dispatcher: RequestDispatcher)
 
 
 def _add_future_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None:
+    """Add the routes that sample, cancel, and fetch results."""
+
     @router.post("/asample")
     async def asample(body: SampleBody) -> dict[str, Any]:
         return dispatcher.submit_sample(body)
@@ -293,6 +309,7 @@ def _add_future_routes(router: APIRouter, dispatcher: RequestDispatcher) -> None
 
     @router.post("/retrieve_future")
     async def retrieve_future(body: RetrieveBody) -> Response:
+        """Return a result, or status 408 where it is not there after a long poll."""
         future = dispatcher.futures.get(body.request_id)
         if future is None:
             raise HTTPException(

@@ -92,6 +92,7 @@ class SampleRequest:
         self._check_prompt_logprobs_spec(vocab_size)
 
     def _check_prompt_logprobs_spec(self, vocab_size: int) -> None:
+        """Raise EngineRequestError unless the log-probabilities of the prompt can be computed."""
         spec, num_positions = self.prompt_logprobs_spec, len(self.prompt) - 1
         for name, k in (
             ("topk_sample_logprobs", self.num_top_logprobs),

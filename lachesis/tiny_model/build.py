@@ -196,6 +196,7 @@ def build_tokenizer() -> Any:
 
 
 def _create_model(recipe: TinyModelRecipe) -> Any:
+    """Return the model of a recipe with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     byte_tokenizer = build_tokenizer()
@@ -286,6 +287,7 @@ def _draw_sum(rng: random.Random, recipe: TinyModelRecipe) -> Sequence[Message]:
 def _encode_conversation(
     conversation: Sequence[Message], encode: Callable[[str], list[int]]
 ) -> TokenRow:
+    """Return the tokens of a conversation, each with its label: only answers are taught."""
     row: TokenRow = []
     for message in conversation:
         is_assistant = message["role"] == "assistant"

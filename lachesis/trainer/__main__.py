@@ -162,6 +162,7 @@ async def _train(
     tokenizer: PreTrainedTokenizerBase,
     stop: asyncio.Event,
 ) -> None:
+    """Connect the parts of the trainer, serve, and train until the last step or a stop."""
     from lachesis.base.stop_event import run_unless_stopped
     from lachesis.checkpoints.manifests import Checkpoints
     from lachesis.trainer.tinker_outages import ServerWatch

@@ -225,9 +225,7 @@ class EvaluationScheduler:
 
     def take_metrics(self) -> dict[str, float]:
         """Return metrics that have arrived, for the line of a step; nothing once all are taken."""
-        if self._unwritten_metrics:
-            return self._unwritten_metrics.pop(0)
-        return {}
+        return self._unwritten_metrics.pop(0) if self._unwritten_metrics else {}
 
     async def wait_for_last_round(self, stop: asyncio.Event) -> None:
         """Wait after the last step for due evaluations; when `stop` is set, they have failed.
@@ -257,6 +255,7 @@ class EvaluationScheduler:
     def _start_round(
         self, step: int, sampler: tinker.SamplingClient, *, is_base: bool = False
     ) -> None:
+        """Begin an evaluation of these weights by each environment that has any."""
         parts = {
             name: EnvironmentPart()
             for name in self.environments
@@ -305,6 +304,9 @@ class EvaluationScheduler:
         metrics: dict[str, float],
         report: Mapping[str, Any],
     ) -> None:
+        """Keep the metrics of an evaluation for the next line, and its result for the
+        checkpoint.
+        """
         items = report.get("items")
         if is_score(items) and items and "eval/items" not in metrics:
             metrics["eval/items"] = float(items)

@@ -198,6 +198,9 @@ class Trainer:
         return fetched
 
     async def _fetch_batch(self, step: int) -> FetchedBatch:
+        """Return the next batch as datums, with log-probabilities that environments did not
+        send.
+        """
         groups = await self.rollout_client.next_batch(step)
         recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
         self.state.usage.prefill += recomputed.num_tokens
@@ -309,6 +312,7 @@ class Trainer:
             self.trackers.log(self.state.step + 1, metrics)
 
     def _write_step_metrics(self, metrics: dict[str, float], timer: StepTimer) -> None:
+        """Write the line of a step, with counts, times, costs and results that have arrived."""
         metrics = {
             **metrics,
             **self.step_accounting.compute_step_metrics(

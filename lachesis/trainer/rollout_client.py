@@ -124,6 +124,9 @@ class RolloutClient:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any
     ) -> dict[str, Any]:
+        """Send a request to the rollout API and return its JSON; raise ServerDownError without
+        it.
+        """
         try:
             response = await self._http.request(method, path, json=body, params=query or None)
         except httpx.HTTPError as error:

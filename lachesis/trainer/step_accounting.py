@@ -144,6 +144,7 @@ class StepAccounting:
         )
 
     def _compute_environment_metrics(self) -> dict[str, float]:
+        """Return what environments have counted since the step before."""
         counts_before, self._environment_counts = (
             self._environment_counts,
             self._read_environment_counts(),

@@ -139,6 +139,7 @@ class ServerWatch:
             self._failure.set_result(error)
 
     def _note_pause(self, status: int, text: str) -> None:
+        """Note that the server makes the run wait, in the log once and in the file now and then."""
         now = time.time()
         if now - self._last_at > QUIET_S:
             self._since, self._num_refusals = now, 0

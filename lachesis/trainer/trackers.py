@@ -64,6 +64,9 @@ class Tracker(abc.ABC):
                 self._queue_condition.notify()
 
     def _run(self) -> None:
+        """Open the tracker, write each queued line, and close it; an error ends only the
+        tracking.
+        """
         try:
             self.open_tracker()
             while (item := self._take_item()) is not None:

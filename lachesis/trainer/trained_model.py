@@ -1,7 +1,5 @@
 """Train a model through the Tinker SDK: update steps, new sampling weights, checkpoints."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -79,7 +77,7 @@ class Policy:
     @classmethod
     async def create(
         cls, config: RunConfig, *, resume_from: str | None, watch: ServerWatch | None = None
-    ) -> Policy:
+    ) -> "Policy":
         """Create a policy with a new adapter, or with that of a state path and its optimizer.
 
         `watch` is told what the SDK waits out.
@@ -118,7 +116,7 @@ class Policy:
         return policy
 
     @classmethod
-    async def for_sampling(cls, config: RunConfig, weights: str | None = None) -> Policy:
+    async def for_sampling(cls, config: RunConfig, weights: str | None = None) -> "Policy":
         """Create a policy for sampling only; it cannot be trained or saved.
 
         Args:
@@ -206,6 +204,7 @@ class Policy:
     def _compute_loss_metrics(
         self, batch: Batch, output: tinker.ForwardBackwardOutput
     ) -> dict[str, float]:
+        """Return the metrics of an update from its losses and log-probabilities."""
         check_loss_output(output, [len(datum.targets) for datum in batch.datums])
         training_logprobs_D = [
             np.asarray(loss_output["logprobs"].to_numpy(), np.float64)
@@ -221,6 +220,7 @@ class Policy:
         return self.config.effective_loss
 
     def _build_loss_config(self) -> dict[str, float] | None:
+        """Return the clip bounds of the configuration for a loss that has any, else None."""
         tinker_config = self.config.tinker
         bounds = {
             "clip_low_threshold": tinker_config.clip_low_threshold,

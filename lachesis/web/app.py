@@ -106,6 +106,7 @@ def _show_lachesis_error(request: Request, error: Any) -> Response:
 
 
 def _show_http_error(request: Request, error: Any) -> Response:
+    """Return the page of an error."""
     text = "There is no such page." if error.status_code == 404 else str(error.detail)
     return make_page(
         request,

@@ -146,6 +146,7 @@ def read_comparison(cache: RunCache, run_ids: Sequence[str]) -> Comparison:
 
 
 def _build_column(run: ComparedRun, baseline: ComparedRun, place: int) -> ComparedColumn:
+    """Return one compared run as a column, with how far it is ahead of the first."""
     record = run.record
     ahead, is_seen = ("–", False) if run is baseline else _compare_with(baseline, run)
     return ComparedColumn(
@@ -194,6 +195,7 @@ def _make_setting_row(name: str, key: str, runs: Sequence[ComparedRun]) -> Compa
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> list[ComparedRow]:
+    """Return the rows of results: rewards, steps, time, tokens and cost."""
     summaries = [run.summary for run in runs]
     rows = [
         _make_result_row(

@@ -76,6 +76,7 @@ def build_environment_list(tests: InferenceTestStore) -> EnvironmentListPage:
 def _make_row(
     store: InferenceTestStore, name: str, description: str | None, tests: Sequence[InferenceTest]
 ) -> EnvironmentRow:
+    """Return an environment with its newest test as a row of the list."""
     newest = InferenceTestView(tests[0], store) if tests else None
     return EnvironmentRow(
         name=name,
@@ -101,6 +102,7 @@ def list_history(tests: Sequence[InferenceTest]) -> list[NightMark]:
 
 
 def _write_list_lead(rows: Sequence[EnvironmentRow]) -> tuple[str, str]:
+    """Return how many environments need a look, and how many were never tested."""
     num_alarming = sum(row.mark.word in ALARMING_VERDICTS for row in rows)
     num_untested = sum(row.test is None for row in rows)
     total = f"{len(rows):,} environments"

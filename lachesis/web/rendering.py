@@ -126,6 +126,7 @@ def make_address_function(request: Request) -> Callable[..., str]:
     """Return a function that makes the address of this page with some fields changed."""
 
     def make_address(base: str | None = None, **changes: object) -> str:
+        """Return the address of the page with some parameters changed; empty ones are left out."""
         query = {**dict(request.query_params), **changes}
         parts = [
             f"{quote(name, safe=READABLE)}={quote(str(value), safe=READABLE)}"

@@ -135,6 +135,7 @@ def _list_phases(run_dir: RunDir) -> list[ReportedPhase]:
 
 
 def _list_trained_phases(run_dir: RunDir, table: GroupTable) -> list[ReportedPhase]:
+    """Return the worst and the best group of the start, the middle and the end of training."""
     if not table.num_groups:
         return []
     steps = table.frame["step"]
@@ -155,6 +156,7 @@ def _list_trained_phases(run_dir: RunDir, table: GroupTable) -> list[ReportedPha
 
 
 def _read_group(run_dir: RunDir, step: int, number: int) -> ReportedGroup:
+    """Return one group as a report shows it."""
     rows = read_group(run_dir.rollouts, step, number)
     prompt = rows[0]["prompt"] or ""
     return ReportedGroup(

@@ -1,7 +1,5 @@
 """Lay out the rollouts of a run with their tokens, and serve them as a page and as CSV."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
@@ -62,7 +60,7 @@ class RolloutFilter:
     by_difference: bool
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> RolloutFilter:
+    def from_query(cls, query: Mapping[str, str]) -> "RolloutFilter":
         """Return the filter of an address; unknown parameters are ignored."""
         page, ask, order = (query.get(name, "") for name in ("page", "ask", "order"))
         number = read_count(page) or 1

@@ -153,6 +153,7 @@ def _find_columns(summaries: Sequence[RunSummary], run_filter: RunFilter) -> dic
 
 
 def _choose_columns(summaries: Sequence[RunSummary], run_filter: RunFilter) -> dict[str, str]:
+    """Return the settings that a table has room for, those first that tell runs apart."""
     columns = _find_columns(summaries, run_filter)
     if run_filter.columns == "all":
         return columns
@@ -186,6 +187,7 @@ def _build_rows(
     differing: dict[str, str],
     run_filter: RunFilter,
 ) -> list[RunRow]:
+    """Return the rows of the list, with sparklines on one scale."""
     samples = [cache.read_reward_samples(summary.record.run_id) for summary in summaries]
     values = [value for series in samples for _, value in series]
     low, high = min([0.0, *values]), max([1.0, *values])
@@ -231,6 +233,7 @@ def _make_cell(summary: RunSummary, name: str, key: str, usual: str | None) -> S
 
 
 def _describe_state(summary: RunSummary) -> str:
+    """Return how a run stands, in a few words."""
     record = summary.record
     if record.status == "running":
         return f"step {summary.step:,} of {record.total_steps:,}"

@@ -148,6 +148,7 @@ def _list_results(view: RunView) -> list[Fact]:
 
 
 def _list_settings(view: RunView) -> list[Fact]:
+    """Return the settings that the page of a run begins with."""
     record, config = view.record, view.config
     facts = [Fact("Environment", record.environment), Fact("Model", get_model_name(record))]
     if config is not None:
@@ -173,6 +174,7 @@ def _list_forecast(view: RunView) -> list[Fact]:
 
 
 def _list_links(view: RunView) -> list[Fact]:
+    """Return the links of a run to Prefect and W&B."""
     record, links = view.record, []
     if url := get_run_url(record):
         links.append(Fact("Prefect", f"flow run {(record.flow_run_id or '')[:8]}", url))

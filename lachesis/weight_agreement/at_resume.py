@@ -47,6 +47,7 @@ def check_on_server(
 
 
 def _compute_differences(client: object, texts: Texts) -> list[float]:
+    """Return the absolute difference, in nats, of each token but the first of each text."""
     import tinker
 
     assert isinstance(client, tinker.SamplingClient)

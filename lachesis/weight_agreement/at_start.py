@@ -196,6 +196,7 @@ def _compare_decoded(
     expected: list[torch.Tensor],
     case: str,
 ) -> None:
+    """Raise UnsupportedModelError if tokens that are decoded one by one differ from one pass."""
     try:
         decoded = _decode_last_tokens(base, sequences, adapters)
     except Exception as error:

@@ -6,8 +6,6 @@ must have moved too; otherwise the run fails, because it would learn from sample
 No change is required after a single update: at a small learning rate there may be none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging
@@ -54,7 +52,7 @@ class WeightSample:
         """Return the mean difference of the two sides in nats per token."""
         return _mean_abs_difference(self.sampler_logprobs, self.trainer_logprobs)
 
-    def measure_change(self, earlier: WeightSample) -> tuple[float, float]:
+    def measure_change(self, earlier: "WeightSample") -> tuple[float, float]:
         """Return by how many nats per token the trainer and the sampler have moved."""
         return _mean_abs_difference(
             self.trainer_logprobs, earlier.trainer_logprobs

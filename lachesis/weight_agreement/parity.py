@@ -128,6 +128,7 @@ def _quiet_libraries() -> Iterator[None]:
 def _compare_adapter(
     base_model: str, adapter: Path, texts: Texts, merged: Path | None, tolerance: Tolerance
 ) -> tuple[Parity, Parity | None, str]:
+    """Compare adapter and merged model with the texts, and return the base model's revision too."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer

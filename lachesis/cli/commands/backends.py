@@ -71,6 +71,7 @@ def _choose_model(name: str | None) -> str:
 
 
 def _run_probes(options: Output, model: str) -> Json:
+    """Ask the server the questions of all probes; return the verdict and a row for each probe."""
     # The SDK takes seconds to load.
     from lachesis.tinker_conformance.session import open_backend_session
     from lachesis.tinker_conformance.weight_probes import PROBES, describe_verdict
@@ -95,6 +96,7 @@ def _run_probes(options: Output, model: str) -> Json:
 
 
 def _render(answer: Json) -> RenderableType:
+    """Return server, model, the outcome of each probe and the verdict as a table."""
     rows: list[tuple[str | Text, str | Text]] = [
         ("server", answer["url"]),
         ("model", answer["model"]),
@@ -162,6 +164,7 @@ def _list_pyenv_pythons() -> list[str]:
 
 
 def _read_version(python: str) -> tuple[int, ...]:
+    """Return major and minor version of an interpreter; zeros if it cannot be run."""
     code = "import sys; print(*sys.version_info[:2])"
     try:
         result = subprocess.run(

@@ -75,6 +75,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
 
 
 def _render_block(runs: Sequence[ComparedRun], rows: Sequence[Sequence[str]]) -> Table:
+    """Return some runs side by side: the rows, and below them sparklines of both curves."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", style="bold", no_wrap=True)
     for run in runs:

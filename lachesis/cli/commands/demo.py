@@ -71,6 +71,7 @@ def run_demo(store: RunStore, *, seed: int, steps: int | None, as_json: bool) ->
 
 
 def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecord:
+    """Watch the run until it ends; Ctrl-C stops it and waits for its last process."""
     try:
         return watch.watch_until_end(store, record.run_id, quiet=as_json)
     except KeyboardInterrupt:
@@ -82,6 +83,9 @@ def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecor
 
 
 def _print_results(view: RunView) -> None:
+    """Print sampled answers before and after training, and how reward and held-out share
+    changed.
+    """
     record, samples = view.record, _read_samples(view.run_dir)
     if samples:
         table = Table(

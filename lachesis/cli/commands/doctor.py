@@ -232,6 +232,7 @@ def _check_mcp() -> DoctorCheck:
 
 
 def _check_tiny_model() -> DoctorCheck:
+    """Return whether the tiny model is built, and where."""
     path = build.get_tiny_model_path(build.TinyModelRecipe())
     is_built = path.is_dir()
     return DoctorCheck(
@@ -244,6 +245,7 @@ def _check_tiny_model() -> DoctorCheck:
 
 
 def _check_server() -> DoctorCheck:
+    """Return whether the Prefect server of this home runs, and its address."""
     server = find_running_server()
     return DoctorCheck(
         "Prefect server",
@@ -293,6 +295,7 @@ def _check_service_keys(
 
 
 def _check_environments() -> DoctorCheck:
+    """Return how many environments were found, and which files cannot be read."""
     scan = scan_environments()
     state = f"{len(scan.environments)} found"
     if scan.problems:
@@ -308,6 +311,7 @@ def _check_environments() -> DoctorCheck:
 
 
 def _check_disk() -> DoctorCheck:
+    """Return whether the home can be written, and the free space in GiB."""
     home = paths.home()
     existing_folder = next(folder for folder in (home, *home.parents) if folder.exists())
     free_gib = shutil.disk_usage(existing_folder).free / 2**30

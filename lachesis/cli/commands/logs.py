@@ -57,6 +57,7 @@ def logs(
 
 
 def _print_new_output(path: Path, position: int) -> int:
+    """Print the text behind a position of a log (bytes), and return the new position."""
     if not path.exists():
         return position
     with path.open("rb") as file:

@@ -67,6 +67,7 @@ def write_csv(steps: Sequence[Step]) -> None:
 
 
 def _make_table(run_id: str, steps: Sequence[Step]) -> RenderableType:
+    """Return the steps of a run as a table of its main metrics."""
     if not steps:
         return Text(f"run {run_id} has no steps yet")
     shown = {

@@ -48,6 +48,7 @@ def show_model(
 
 
 def _render_models(models: ModelList) -> RenderableType:
+    """Return the models that can be trained as a table: context, prices, thinking and rate."""
     rows = [["model", "context", "prices", "thinking", "rate"]]
     for model in models.models:
         rows.append(
@@ -91,6 +92,7 @@ def _format_prices(model: OfferedModel) -> str:
 
 
 def _render_model(model: OfferedModel, profile: str) -> RenderableType:
+    """Return all that is known of a model as pairs."""
     price = None
     if model.price is not None:
         price = (
@@ -194,6 +196,7 @@ def forecast_memory(
 
 
 def _forecast(options: MemoryOptions, name: str) -> dict[str, object]:
+    """Return how many bytes a model needs for training and sampling, and what fits this machine."""
     # PyTorch and transformers take seconds to load.
     from transformers import AutoConfig
 

@@ -105,6 +105,7 @@ def _render_heading(rollout: Json) -> Text:
 
 
 def _render_texts(rollout: Json) -> RenderableType:
+    """Return the texts of one rollout, with its reward, reason and tokens, as pairs."""
     advantage = rollout["advantage"]
     rows = [
         ("prompt", rollout["prompt"]),

@@ -173,6 +173,7 @@ def _make_line(cells: Sequence[str], style: str, status_style: str) -> Text:
 
 
 def _render_run(row: Json, cells: Sequence[str]) -> list[Text]:
+    """Return the lines of one run in a list: its numbers, its facts and its verdict."""
     lines = [_make_line(cells, "", STATUS_STYLES.get(row["status"], "cyan"))]
     judgement = Text(row["verdict"], style=TONE_STYLES[make_mark(row["verdict"]).tone])
     if row["reason"]:
@@ -187,6 +188,7 @@ def _render_run(row: Json, cells: Sequence[str]) -> list[Text]:
 
 
 def _list_facts(row: Json) -> str:
+    """Return when a run was made, its time, environment, model and tags on one line."""
     facts = [format_local_time(row["created_at"])]
     if row["duration_s"] is not None:
         facts.append(format_duration(row["duration_s"]))

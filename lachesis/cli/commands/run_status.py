@@ -73,6 +73,7 @@ def open_page(
 
 
 def _find_page(run_id: str) -> str:
+    """Return the link that opens the page of a run and signs the browser in."""
     from lachesis.base.http_guard import load_or_create_token
     from lachesis.web.server import find_page_server
     from lachesis.web.sign_in import make_sign_in_link
@@ -304,6 +305,7 @@ def _make_held_out_rows(view: RunView) -> list[tuple[str, str]]:
 
 
 def _describe_usage(view: RunView) -> str | None:
+    """Return the tokens, time and cost of a run in words, and their ratios to the forecast."""
     actual, usage = view.actual, view.usage
     if actual is None:
         return None

@@ -214,6 +214,7 @@ def _require_loopback(host: str) -> None:
 
 
 def _run_server(app: object, host: str, port: int, description: str) -> None:
+    """Serve an application on a port until Ctrl-C."""
     import uvicorn
 
     from lachesis.base.http_server import ReceiveDeadlineProtocol

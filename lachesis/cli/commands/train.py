@@ -331,6 +331,7 @@ def show_preview(options: Output, store: RunStore, spec: LaunchSpec) -> None:
 
 
 def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> RenderableType:
+    """Return a launch that was not started: its facts, processes and cost."""
     set_fields = ", ".join(f"{name}={value}" for name, value in record.set_fields.items())
     problem = answer["problem"]
     facts = make_pairs_table(
@@ -372,6 +373,7 @@ def _describe_forecast(answer: Json, record: RunRecord) -> str:
 
 
 def _describe_price(answer: Json) -> str | None:
+    """Return the prices of the model in words; None where nothing is paid."""
     prices = answer["prices"]
     if prices:
         return (

@@ -286,6 +286,7 @@ def _describe_held_out(view: RunView) -> str | None:
 
 
 def _render_speed(view: RunView) -> list[RenderableType]:
+    """Return the line of speeds: seconds a step, tokens a second, and the cost so far."""
     if not view.steps:
         return []
     last_step = view.last_step

@@ -105,6 +105,7 @@ class LoraLinear:
 def _add_lora_output(
     y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float
 ) -> torch.Tensor:
+    """Return `y` (rows, out) plus the output of an adapter on `x` (rows, in)."""
     # In training adapters are float32 whatever the base model is, so that small updates are not
     # lost. Frozen ones have the type of the model, which takes a third of the operations.
     inner = functional.linear(x.to(a.dtype), a)
@@ -171,6 +172,9 @@ class LoraLayers:
         return factors
 
     def _select_layers(self, spec: LoraSpec) -> list[str]:
+        """Return the paths of the layers that a new adapter trains; raise for a choice without
+        any.
+        """
         is_trained = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
         selected_paths = [
             path for path, component in self._components.items() if is_trained[component]
@@ -225,6 +229,7 @@ class LoraLayers:
             )
 
     def _activate(self, assignments: Sequence[AdapterAssignment], key: object) -> None:
+        """Let each layer add the adapters of these rows; `key` names the assignment."""
         if key is self._active_key:
             return
         self._active_key = key
@@ -237,6 +242,9 @@ class LoraLayers:
             layer.active_adapters, layer.merged_weight = tuple(active_adapters), None
 
     def _activate_merged(self, adapter: LoraAdapter) -> None:
+        """Let each layer use weights with the adapter merged in; those of the last adapter are
+        kept.
+        """
         if self._active_key is self._merged_key and adapter is self._merged_adapter:
             return
         self._active_key = self._merged_key

@@ -69,6 +69,7 @@ class LiveBytesCounter(TorchDispatchMode):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
+        """Add a storage to the living bytes; raise OutOfMemoryError beyond the limit."""
         if self.live_bytes + storage.nbytes() > self.limit_bytes:
             raise torch.OutOfMemoryError(
                 f"{storage.nbytes()} bytes beyond {self.live_bytes} exceed {self.limit_bytes:.0f}"

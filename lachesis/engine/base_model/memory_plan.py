@@ -4,8 +4,6 @@ On a card the plan follows from a forecast (`memory_forecast`) and from what is 
 processor memory is seldom short, so fixed limits hold unless the weights are large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -47,11 +45,11 @@ class MemoryPlan:
         """Return whether a pass of this many tokens computes its activations again."""
         return self.max_plain_tokens is not None and num_tokens > self.max_plain_tokens
 
-    def shrink_passes(self, num_tokens: int) -> MemoryPlan:
+    def shrink_passes(self, num_tokens: int) -> "MemoryPlan":
         """Return the plan after a pass of this many tokens has run out of memory."""
         return replace(self, max_pass_tokens=max(1, min(self.max_pass_tokens, num_tokens) // 2))
 
-    def recompute_from(self, num_tokens: int) -> MemoryPlan:
+    def recompute_from(self, num_tokens: int) -> "MemoryPlan":
         """Return the plan after one sequence of this many tokens has run out of memory."""
         return replace(self, max_plain_tokens=num_tokens - 1)
 

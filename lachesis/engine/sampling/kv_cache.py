@@ -2,8 +2,6 @@
 tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -16,7 +14,7 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False  # The mask implements attention windows.
 
-    def __init__(self, owner: SlotCache) -> None:
+    def __init__(self, owner: "SlotCache") -> None:
         super().__init__()
         self.owner = owner
 

@@ -142,6 +142,9 @@ class SlotState:
             tensor[target_slot] = tensor[source_slot]
 
     def _grow(self, num_slots: int, num_tokens: int, num_stop_tokens: int) -> None:
+        """Enlarge the tensors of all rows so that they hold as many rows, tokens and stop
+        tokens.
+        """
         if num_slots > self._slot_capacity:
             self._slot_capacity = max(num_slots, 2 * self._slot_capacity)
             self.slot_indices = torch.arange(self._slot_capacity, device=self.device)

@@ -118,6 +118,7 @@ class Sampler:
     # --- admission to the batch
 
     def _drop_cancelled(self) -> None:
+        """Remove the sequences of requests that were cancelled."""
         cancelled_slots = [
             slot for slot, row in enumerate(self._rows) if row.job.request.is_cancelled()
         ]
@@ -266,6 +267,7 @@ class Sampler:
             self._cache.fill_slots(start, prompt_cache, prompt_index)
 
     def _compute_prompt_logprobs(self, job: SamplingJob, states: torch.Tensor) -> PromptLogprobs:
+        """Return the log-probabilities of a prompt from its states (T, hidden)."""
         num_alternatives = job.request.prompt_logprobs_spec.num_alternatives
         if job.request.seed is None:
             rng = self._rng
@@ -282,6 +284,7 @@ class Sampler:
     # --- tokens
 
     def _decode(self) -> None:
+        """Compute the states of the next token of each row, and choose it."""
         num_rows = len(self._rows)
         max_length = int(self._lengths.max()) + 1
         self._cache.reserve_length(max_length)

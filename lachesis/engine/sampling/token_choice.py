@@ -4,8 +4,6 @@ The random numbers are drawn in advance, so a seeded sample does not depend on t
 batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +29,7 @@ class TokenChoiceSettings:
     @classmethod
     def from_rows(
         cls, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
-    ) -> TokenChoiceSettings:
+    ) -> "TokenChoiceSettings":
         """Create the settings from the values of each row, (R,)."""
         is_greedy = temperature == 0
         filtered_rows = torch.nonzero((top_p < 1) | (top_k > 0))[:, 0]

@@ -105,6 +105,9 @@ class VerifiersEnv(TaskEnv):
         return scored_rollouts
 
     async def _collect_outcomes(self, states: Sequence[Any]) -> list[Outcome]:
+        """Return the outcome of each rollout; a rubric that scores groups gets all of them
+        together.
+        """
         early_outcomes = [_find_early_outcome(state) for state in states]
         scorable = [
             state for state, outcome in zip(states, early_outcomes, strict=True) if outcome is None
@@ -195,6 +198,9 @@ class VerifiersClient(Client):
         tools: list[tool_calls.ToolDefinition],
         trajectory: Sequence[Any],
     ) -> list[int]:
+        """Return the prompt (T,) of the next turn, which continues the tokens of the turns
+        before.
+        """
         tokenizer = self.env.tokenizer
         if trajectory and trajectory[-1]["tokens"] is not None:
             last = trajectory[-1]
@@ -256,6 +262,7 @@ def _add_tools(
 def _build_response(
     sampled: SampledCompletion, model: str, tools: list[tool_calls.ToolDefinition]
 ) -> Any:
+    """Return a sampled answer as the library's own clients return theirs."""
     try:
         if tools:
             calls = tool_calls.parse_tool_calls(sampled.text, tools)
@@ -372,8 +379,11 @@ def _record_reward_errors(rubric: Any) -> None:
 
 
 def _wrap_reward_function(func: Any) -> Any:
+    """Return a reward function that notes its errors."""
+
     @functools.wraps(func)
     async def call(*values: Any, **named: Any) -> Any:
+        """Call the reward function and note its errors, which the library hides."""
         try:
             score = func(*values, **named)
             if inspect.isawaitable(score):

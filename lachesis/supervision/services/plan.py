@@ -192,6 +192,7 @@ def _decide_on_wandb(folder: RunDir, config: RunConfig) -> RunConfig:
 def _list_environment_services(
     record: RunRecord, folder: RunDir, config: RunConfig
 ) -> list[EnvironmentServices]:
+    """Return the services of each environment, with its part of the configuration."""
     is_mixed = bool(config.env.mixture)
     return [
         EnvironmentServices(

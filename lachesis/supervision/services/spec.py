@@ -54,6 +54,7 @@ def make_http_readiness_check(
     """
 
     def check_url() -> str:
+        """Return why the service is not ready, or an empty string."""
         try:
             response = request_service("GET", url, headers=dict(headers or {}), json=body)
         except httpx.HTTPError as error:

@@ -4,8 +4,6 @@ A group holds the G rollouts of one prompt. Suffixes of names give axes: _P grou
 tokens, _D datums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -111,6 +109,7 @@ class Batch:
         return result
 
     def _compute_reward_metrics(self) -> dict[str, float]:
+        """Return mean and spread of the rewards, also by part and environment."""
         result = {"reward/mean": 0.0, "reward/std": 0.0}
         if self.scores:
             result["reward/mean"] = float(np.mean(self.scores))
@@ -124,6 +123,7 @@ class Batch:
         return result
 
     def _count_rollouts(self) -> dict[str, float]:
+        """Return how many rollouts, groups and tokens the batch has, and what became of them."""
         return {
             "batch/rollouts": len(self.scores),
             "batch/groups": self.num_groups,
@@ -150,7 +150,7 @@ class Batch:
                 if is_score(value):
                     self.reward_parts.setdefault(str(name)[:80], []).append(float(value))
 
-    def merge(self, group_batch: Batch) -> None:
+    def merge(self, group_batch: "Batch") -> None:
         """Add the content of a batch that was made from one group."""
         self.datums += group_batch.datums
         self.datum_rollouts += group_batch.datum_rollouts
@@ -384,6 +384,7 @@ def _was_last_span_truncated(
     logprobs_T: Array,
     was_truncated: Callable[[list[int], list[float]], bool],
 ) -> bool:
+    """Return whether the last sampled span of a rollout was cut off."""
     spans = find_sampled_spans(loss_mask_T)
     if not spans:
         return False
