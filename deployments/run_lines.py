@@ -70,9 +70,7 @@ class RunLines:
                 return f"{name} was stopped{reason}; `lachesis resume {record.run_id}` continues"
 
     def _describe_results(self, record: RunRecord) -> str:
-        """Return rewards and held-out result of an ended run as the end of a line; nothing if
-        unknown.
-        """
+        """Return rewards and held-out result of an ended run as the end of a line, or nothing."""
         summary = summarize_run(record, self.store.dir(record.run_id))
         parts = []
         if summary.reward:

@@ -302,9 +302,7 @@ class Launcher:
     # --- end
 
     def _end_all(self) -> None:
-        """End the runner, wait, and end the server, which the runner needs to report how its runs
-        ended.
-        """
+        """End the runner, wait, and end the server, to which the runner reports its ended runs."""
         remove_server_info(self.home)
         if self.pages is not None:
             self.pages.end()

@@ -180,9 +180,7 @@ def find_end(
 
 
 def find_termination_signal(error: BaseException | None) -> TerminationSignal | None:
-    """Return the signal behind an error; if it arrives between Prefect's own steps, another error
-    is raised.
-    """
+    """Return the signal behind an error, also where Prefect has raised another error since."""
     while error is not None and not isinstance(error, TerminationSignal):
         error = error.__cause__ or error.__context__
     return error
@@ -200,9 +198,7 @@ def find_cause_of_signal() -> EndCause:
 
 
 def _describe_unsaved_steps(folder: RunDir, record: RunRecord) -> str | None:
-    """Describe the steps that a stopped run could not save because its trainer was killed, or
-    return None.
-    """
+    """Describe the steps that were lost because the trainer was killed, or return None."""
     trainer = record.services.get("trainer")
     if trainer is None or trainer.state == "exited (0)":
         return None

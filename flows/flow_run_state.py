@@ -23,9 +23,7 @@ RESUMED_STATES = frozenset({"SCHEDULED", "PENDING"})
 
 
 def make_refusal(error: LachesisError) -> State[Any]:
-    """Return the state of a flow run that is refused or skipped; its message is that of the
-    error.
-    """
+    """Return the state of a refused or skipped flow run, with the error's message."""
     return State.model_validate(describe_refusal(error))
 
 

@@ -5,9 +5,8 @@ engine that serves it.
 import gc
 import os
 import signal
-from pathlib import Path
-from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -29,6 +28,9 @@ from tests.harness.processes import api, engine, start_engine  # noqa: F401
 gc.disable()
 # a shell's background job ignores it, and so would children
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# a slow example is no fault: the machine may be busy
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 os.environ["TINKER_TELEMETRY"] = "0"
 # more threads than cores, of several engines, wait for each other twenty times longer
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -80,24 +82,24 @@ class ScopeScheduling(LoadScopeScheduling):
         return SAME_WORKER.get(scope, scope)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Collect the garbage of the tests only."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # there is none with `-p no:xdist`
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeScheduling | None:
+def pytest_xdist_make_scheduler(config, log):
     """Use this scheduling where `--dist loadscope` asks for the one that it extends."""
     return ScopeScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(
-    tmp_path_factory: pytest.TempPathFactory,
-    schemas: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
+    tmp_path_factory,
+    schemas,  # noqa: F811
+    monkeypatch,
+):
     """Every test has its own home and none of the developer's keys."""
     home = tmp_path_factory.mktemp("home")
     share_schemas(home, schemas)
@@ -111,7 +113,7 @@ def clean_environment(
 
 
 @pytest.fixture(scope="session")
-def random_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def random_model(tmp_path_factory):
     """A two-layer model with random weights."""
     return str(
         build.ensure_tiny_model(build.TinyModelRecipe(steps=0), tmp_path_factory.mktemp("random"))

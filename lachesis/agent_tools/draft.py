@@ -67,9 +67,7 @@ def select_environment(
 
 
 def show_draft(session: AgentSession) -> Json:
-    """Return the fields of the draft with their values, those that can be edited and those that are
-    locked.
-    """
+    """Return the fields of the draft with their values, first the editable, then the locked."""
     draft = session.require_draft()
     description = describe_launch(session.store, draft, schema_timeout_s=SCHEMA_TIMEOUT_S)
     # Fields of another profile would only have to be read.

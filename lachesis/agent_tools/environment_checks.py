@@ -87,9 +87,7 @@ def _require_free_name(name: str) -> None:
 
 
 def _find_environments_folder() -> Path:
-    """Return the folder for new files: the last one that environments are searched in, but the
-    home's rather than the installed package's.
-    """
+    """Return the last folder that environments are searched in, never the package's own."""
     folders = [folder for folder in paths.environment_dirs() if folder.is_dir()]
     if not folders or folders[-1].is_relative_to(paths.PACKAGE):
         return paths.home() / "environments"

@@ -24,9 +24,7 @@ from lachesis.operations.server import (
 
 
 def check_health(session: AgentSession) -> Json:
-    """Return whether the parts that a run needs are available; a missing part is reported, not
-    raised.
-    """
+    """Return whether the parts that a run needs are there; missing parts raise no error."""
     server_problem = find_server_problem(session.store.home)
     problems, note = [], None
     if server_problem and can_start_server():
@@ -81,9 +79,7 @@ def check_rl_python_version() -> bool:
 
 
 def get_missing_keys() -> list[str]:
-    """Return the names of the keys that the profile of $LACHESIS_PROFILE needs and that are not
-    set.
-    """
+    """Return the names of the unset keys that the profile of $LACHESIS_PROFILE needs."""
     profile = get_default_profile()
     if profile not in PROFILES:
         return []
@@ -91,9 +87,7 @@ def get_missing_keys() -> list[str]:
 
 
 def check_rl_api_keys() -> bool:
-    """Return whether the tools can be offered: Python is new enough and the profile's keys are
-    set.
-    """
+    """Return whether the tools can be offered: new enough Python, keys of the profile set."""
     return check_rl_python_version() and not get_missing_keys()
 
 

@@ -53,9 +53,7 @@ def make_handler(tool: AgentTool) -> Callable[..., str]:
 
 
 def choose_session_name(context: dict[str, Any]) -> str:
-    """Return `$LACHESIS_SESSION`, or else a name made from Hermes' session; "hermes" without
-    either.
-    """
+    """Return `$LACHESIS_SESSION`, else a name made from Hermes' session, else "hermes"."""
     configured_name = os.environ.get("LACHESIS_SESSION")
     if configured_name:
         return configured_name

@@ -116,9 +116,7 @@ def create_app(
 
 
 def create_routes() -> FastAPI:
-    """Return the routes without the guard in front of them. The page at /docs loads nothing from
-    other hosts.
-    """
+    """Return the routes without their guard; the page at /docs loads from no other host."""
     app: FastAPI = FastAPIOffline(
         title="Lachesis",
         version=__version__,
@@ -158,9 +156,7 @@ def _make_endpoint(
     answer = route.answer or TOOLS[route.tool].run
 
     async def endpoint(request: Request) -> JSONResponse:
-        """Read the arguments and the session of a request, call the tool in a thread, and answer
-        it.
-        """
+        """Call the tool in a thread with the request's arguments and session, and answer."""
         try:
             arguments = await _read_arguments(request)
             session = AgentSession(

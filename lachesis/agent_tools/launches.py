@@ -85,9 +85,7 @@ def _find_earlier_start(
 
 
 def resume(session: AgentSession, run_id: str, limits: Json | None = None) -> Json:
-    """Resume an ended run, with new limits if given; a run that has not ended is returned
-    unchanged.
-    """
+    """Resume an ended run, with new limits if given; return another run unchanged."""
     is_alive = not runs.get_run(session.store, run_id).has_ended
     forget_last_report(session, run_id)
     record = runs.resume_run(session.store, run_id, limits)
@@ -256,9 +254,7 @@ def find_missing_yes(
 
 
 def preview_stop(session: AgentSession, run_id: str, confirm: bool | str) -> Json | None:
-    """Return the preview of a stop where the owner's policy asks for a yes; None if it was given,
-    or is not asked for.
-    """
+    """Return the preview of a stop if the policy asks for a yes that was not given."""
     record = runs.get_run(session.store, run_id)
     if record.has_ended or not load_policy(session.store.home).confirm_stop:
         return None

@@ -155,9 +155,7 @@ def _make_result(answer: Json, error: LachesisError | None) -> types.CallToolRes
 
 
 def serve_stdio(session_name: str) -> None:
-    """Serve until stdin is closed. A signal ends the process at once, because no state can be
-    lost.
-    """
+    """Serve until stdin is closed or a signal ends the process, which loses no state."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     anyio.run(_run_stdio_server, session_name)

@@ -40,9 +40,7 @@ LOCK_TIMEOUT_S, WORK_TIMEOUT_S = 5.0, 60.0
 
 
 def make_session_name(folder: Path | None = None) -> str:
-    """Return a session name for an agent that has none: the name of its working folder, so that two
-    projects have two sessions.
-    """
+    """Return the name of an agent's session: by default that of its working folder."""
     working_folder = (folder or Path.cwd()).resolve()
     readable_name = re.sub(r"[^A-Za-z0-9._-]", "-", working_folder.name)[:40].strip(".-") or "root"
     digest = hashlib.sha256(str(working_folder).encode(errors="replace")).hexdigest()
@@ -179,9 +177,7 @@ class SessionFile:
 
     @contextlib.contextmanager
     def _hold_lock(self, suffix: str = "", timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-        """Hold a lock of the session within the block; raise RunStateError after `timeout_s`
-        seconds.
-        """
+        """Hold a lock of the session; raise RunStateError after `timeout_s` seconds."""
         with storage_errors(self.file):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         timeout_error = RunStateError(

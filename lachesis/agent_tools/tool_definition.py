@@ -121,9 +121,7 @@ class AgentTool:
 
 
 def run_catching_errors(make_answer: Callable[[], Any]) -> tuple[Any, LachesisError | None]:
-    """Return the result of `make_answer()` and None, or its error as JSON and the error; never
-    raise.
-    """
+    """Return the answer and None, or the error as JSON and the error; never raise."""
     try:
         return make_answer(), None
     except LachesisError as error:
@@ -165,23 +163,17 @@ JsonTextFunction = Callable[..., Coroutine[Any, Any, str]]
 
 
 def tool(hints: ToolHints) -> Callable[[Callable[..., Json]], JsonTextFunction]:
-    """Add a function to the table of tools, and replace it by an async function that returns JSON
-    text.
-    """
+    """Add a function to the table, and return it as a coroutine that gives JSON text."""
 
     def register(function: Callable[..., Json]) -> JsonTextFunction:
-        """Add a function to the table of tools, and return it as a coroutine that gives JSON
-        text.
-        """
+        """Add the tool of a function."""
         registered_tool = AgentTool(function, hints)
         TOOLS[registered_tool.name] = registered_tool
         names = list(registered_tool.arguments.model_fields)
 
         @functools.wraps(function)
         async def as_function(*values: Any, **arguments: Any) -> str:
-            """Call the tool in a thread with these values and names, and return its answer as JSON
-            text.
-            """
+            """Call the tool in a thread with these values, and return its answer as JSON text."""
             merged_arguments = {**dict(zip(names, values, strict=False)), **arguments}
             if len(values) > len(names):
                 merged_arguments["(surplus)"] = values[len(names) :]

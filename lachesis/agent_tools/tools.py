@@ -200,9 +200,7 @@ def rl_start_training(
 
 
 def _call_with_server(context: CallContext, call: Callable[[], Json]) -> Json:
-    """Return the result of `call`, with the address of the server if a server was started for the
-    call.
-    """
+    """Return the result of `call`, with the address of a server that was started for it."""
     notes: list[str] = []
 
     def announce(note: str) -> None:

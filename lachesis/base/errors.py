@@ -124,17 +124,13 @@ class EnvironmentLoadError(RLEnvironmentError, ImportError):
 
 
 class RequirementsError(RLEnvironmentError):
-    """A package that the environment requires is missing, cannot be installed, or its declaration
-    cannot be read.
-    """
+    """The environment's requirements are missing, cannot be installed or cannot be read."""
 
     code = "missing_dependency"
 
 
 class StageError(RLEnvironmentError):
-    """The environment did not pass a stage of its validation; `details["stage"]` names the
-    stage.
-    """
+    """The environment failed the stage of its validation in `details["stage"]`."""
 
 
 class EnvironmentTimeoutError(RLEnvironmentError, TimeoutError):
@@ -222,9 +218,7 @@ class WeightSyncError(LachesisError):
 
 
 class EngineRequestError(LachesisError, ValueError):
-    """The embedded engine cannot serve this request; the client gets the error and the engine
-    continues.
-    """
+    """The embedded engine cannot serve this request; the engine continues."""
 
     code = "engine_request"
     http_status = 400

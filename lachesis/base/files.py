@@ -1,6 +1,4 @@
-"""Write whole files and folders, readable by their owner only, and turn errors of the disk into
-words.
-"""
+"""Write whole, private files and folders, and turn errors of the disk into words."""
 
 import contextlib
 import functools

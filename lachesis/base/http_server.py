@@ -55,9 +55,7 @@ class ReceiveDeadlineProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, mis
         self._deadline = self.loop.call_later(MAX_RECEIVE_S, self._end_half_request)
 
     def _end_half_request(self) -> None:
-        """Close a connection whose request has not arrived in time, unless the application is
-        slow.
-        """
+        """Close a connection whose request is late, unless the application is slow."""
         self._deadline = None
         # After an upgrade another protocol reads from this connection.
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
@@ -102,9 +100,7 @@ def wrap_served_apps(wrap: Callable[[ASGIApp, str], ASGIApp]) -> None:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Add handlers for requests that FastAPI refuses and for text that cannot be encoded as
-    UTF-8.
-    """
+    """Add handlers of requests that FastAPI refuses and of text that is not UTF-8."""
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(UnicodeEncodeError, _handle_encode_error)

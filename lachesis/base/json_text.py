@@ -19,9 +19,7 @@ def to_compact_json(value: object) -> str:
 
 
 def error_to_payload(error: LachesisError) -> dict[str, Any]:
-    """Return an error as all transports send it: its message as `error`, its `code`, and its
-    details.
-    """
+    """Return an error as all transports send it: `error`, `code`, and its details."""
     return {"error": str(error), "code": error.code, **error.details}
 
 
@@ -59,9 +57,7 @@ def _parse_json(line: bytes) -> Any:
 
 
 def read_json_lines(path: Path) -> list[Json]:
-    """Return the objects of a file in order, as `parse_json_lines` does; none if it cannot be
-    read.
-    """
+    """Return the objects of a file in order; none if it cannot be read."""
     try:
         return parse_json_lines(path.read_bytes())
     except OSError:
@@ -69,9 +65,7 @@ def read_json_lines(path: Path) -> list[Json]:
 
 
 class ResponseModel(BaseModel):
-    """A typed answer. What is not known is absent from its JSON; null says that there is no
-    value.
-    """
+    """A typed answer; an absent field is not known, and null means no value."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 

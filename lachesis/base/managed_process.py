@@ -61,9 +61,7 @@ class ProcessIdentity:
 
     @classmethod
     def _read_without_proc(cls, pid: int) -> Self | None:
-        """Return the identity of a living process by its time of creation; None if there is
-        none.
-        """
+        """Return the creation time of a living process as its identity, or None."""
         import psutil  # `status` and `--help` do not need it
 
         try:

@@ -53,9 +53,7 @@ def redact(text: str) -> str:
 
 @functools.cache  # once for this process
 def redact_log_records() -> None:
-    """Remove this process's secrets from all its log records from now on, whichever handler writes
-    them.
-    """
+    """Remove this process's secrets from all its log records from now on."""
     make_record = logging.getLogRecordFactory()
 
     def make_redacted_record(*args: object, **kwargs: object) -> logging.LogRecord:
@@ -107,9 +105,7 @@ def build_child_env(
 
 
 def read_public_variables(prefix: str) -> dict[str, str]:
-    """Return this process's variables whose names begin with `prefix`, except those with
-    secrets.
-    """
+    """Return the variables with this prefix, except those that hold secrets."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
     return {
         name: value

@@ -68,9 +68,7 @@ def request_tinker(method: str, path: str, key: str, **options: Any) -> Json:
 
 
 def _check_status(response: httpx.Response, url: str, path: str) -> None:
-    """Raise the error of a refused request: for the key, for the account, or as the server says
-    it.
-    """
+    """Raise the error of a refused request: of the key, the account or the server."""
     # The server says 403 for a key that may not do this, so another key helps there too.
     if response.status_code in (401, 402, 403):
         raise make_access_error(response.status_code, _read_detail(response), url)
@@ -149,9 +147,7 @@ def name_refused_answers() -> Iterator[None]:
 
 
 def wait_for_sdk(result: object) -> Any:
-    """Return the result of an operation of the SDK, waiting for its future if it returned a future.
-    This blocks.
-    """
+    """Return the result of an operation of the SDK, waiting for its future if any."""
     get_result = getattr(result, "result", None)
     if get_result is None:
         return result

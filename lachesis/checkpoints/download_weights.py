@@ -64,9 +64,7 @@ def download_checkpoint(state: str, cache: Path, target: Path) -> int:
 
 
 def _download_all(state: str, rest_client: tinker.RestClient, cache: Path, target: Path) -> int:
-    """Download the files of a checkpoint by way of a cache, and return how often a download broke
-    off.
-    """
+    """Download a checkpoint's files through a cache, and return the number of retries."""
     import tinker
 
     require_operation(rest_client, "get_external_weights_urls", "download weights")

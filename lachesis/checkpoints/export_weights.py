@@ -24,9 +24,7 @@ ADAPTER_FILES = ("adapter_config.json", TENSORS_FILE)
 
 
 def find_adapter_folder(run_dir: RunDir, manifest: Manifest) -> Path | None:
-    """Return where the embedded engine has stored the adapter, or None if another server holds
-    it.
-    """
+    """Return the folder of the adapter if the embedded engine holds it, or None."""
     adapter = run_dir.engine / manifest.sampler_weights.removeprefix("tinker://")
     if (adapter / ADAPTER_FILES[0]).is_file():
         return adapter
@@ -211,9 +209,7 @@ def _write_files(
     merged: bool,
     verify: bool,
 ) -> dict[str, Any]:
-    """Write the files of a checkpoint to a folder that will be renamed to `target`; return their
-    note.
-    """
+    """Write the files of a checkpoint to a temporary folder; return their note."""
     adapter = find_adapter_folder(run_dir, manifest)
     num_breaks = 0
     if adapter is None:

@@ -34,9 +34,7 @@ class StoredFile(BaseModel):
 
 
 class Probe(BaseModel):
-    """Hold token ids and the log-probability of each token except the first, computed by the
-    training server.
-    """
+    """Hold token ids and the server's log-probability of each token but the first."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -148,9 +146,7 @@ class Checkpoints:
         return stamped
 
     def list_intact(self, *, should_warn: bool = False) -> list[Manifest]:
-        """Return the complete checkpoints in order of steps; sizes are compared and hashes are
-        not.
-        """
+        """Return the complete checkpoints by step; sizes are compared, hashes are not."""
         manifests = []
         for _, file in self._list_manifest_files():
             try:
@@ -221,9 +217,7 @@ class Checkpoints:
                     file.rename(file.with_suffix(".damaged"))
 
     def has_manifest(self, step: str) -> bool:
-        """Return whether a checkpoint of this step was written and not superseded, complete or
-        not.
-        """
+        """Return whether a checkpoint of this step was written and not superseded."""
         return step.isdecimal() and self._get_manifest_path(int(step)).is_file()
 
     def find_changed_files(self, manifest: Manifest) -> list[str]:
@@ -333,9 +327,7 @@ class Checkpoints:
         ]
 
     def remove_manifest(self, manifest: Manifest) -> None:
-        """Remove a manifest; do this before deleting its files, so that no incomplete checkpoint
-        counts.
-        """
+        """Remove a manifest, before its files, so that no incomplete checkpoint counts."""
         self._get_manifest_path(manifest.step).unlink(missing_ok=True)
 
     def _list_manifest_files(self) -> list[tuple[int, Path]]:

@@ -88,9 +88,7 @@ def draw_sparkline(values: Sequence[float | None], width: int = 40) -> str:
 
 @contextlib.contextmanager
 def show_progress_bar(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar that appears with the first step, so that it stays hidden if there is no
-    work.
-    """
+    """Show a progress bar, which stays hidden until the first step."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -185,9 +185,7 @@ class _Spec(BaseModel):
         return dict(self.settings)
 
     def to_parameters(self) -> Json:
-        """Return the spec as the parameters of a flow run: the fields that were set, without
-        secrets.
-        """
+        """Return the set fields, without secrets, as the parameters of a flow run."""
         values = self.model_dump(mode="json", exclude_defaults=True)
         values["profile"] = self.profile
         if self.settings:

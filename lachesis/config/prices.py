@@ -33,9 +33,7 @@ class TokenCounts(BaseModel):
 
 
 class Prices(BaseModel):
-    """Hold the prices of one model in US dollars per million tokens, and the day they were looked
-    up.
-    """
+    """Hold a model's prices in US dollars per million tokens, and the day they were read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

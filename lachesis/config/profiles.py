@@ -202,9 +202,7 @@ def _has_key(name: str, environ: Mapping[str, str] | None) -> bool:
 
 
 def list_all_keys() -> list[str]:
-    """Return every environment variable that a profile or the endpoint of an inference test
-    needs.
-    """
+    """Return all environment variables that a profile or an endpoint needs."""
     profile_keys = {key for profile in PROFILES.values() for key in profile.required_keys}
     return sorted(profile_keys | {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"})
 

@@ -88,9 +88,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
-        """Check the engine that a run starts by itself: profile, name, and settings that it would
-        ignore.
-        """
+        """Check the engine that a run starts itself: profile, name, and ignored settings."""
         backend = self.tinker.backend
         if not backend:
             return self

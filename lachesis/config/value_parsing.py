@@ -75,9 +75,7 @@ def read_typed_value(
 
 
 def read_untyped(text: str) -> Any:
-    """Convert a string of undeclared type: JSON, a number or flow-style YAML; other strings are
-    unchanged.
-    """
+    """Convert a string of unknown type: JSON, a number or flow-style YAML, else unchanged."""
     content = _read_json(text)
     if content is not NOT_PARSED:
         return content
@@ -101,9 +99,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _list_alternatives(schema: Json, definitions: Mapping[str, Json]) -> list[Json]:
-    """Return the alternatives of a schema, null first and string last, because every text is a
-    string.
-    """
+    """Return the alternatives of a schema, null first, and string, which takes all, last."""
     reference = schema.get("$ref")
     if reference is not None:
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
@@ -194,9 +190,7 @@ def _read_structure(
     *,
     otherwise: object,
 ) -> Any:
-    """Parse a list or an object written as JSON or YAML, and convert its items as the schema
-    says.
-    """
+    """Parse a list or an object in JSON or YAML, and convert its items by the schema."""
     content = _read_json(text)
     if content is NOT_PARSED:
         try:

@@ -128,9 +128,7 @@ class Engine(SessionKeeper):
         spec: LoraSpec,
         metadata: Metadata,
     ) -> str:
-        """Add a model to train, and return its id; a repeated request gets the model that
-        exists.
-        """
+        """Add a model to train and return its id, the same for a repeated request."""
         model_id = f"{session_id}:train:{model_seq_id}"
         # If the response was lost, the client repeats the request for an existing model.
         if model_id not in self.models:

@@ -62,9 +62,7 @@ def importance_sampling(logprobs: torch.Tensor, inputs: Inputs, config: Config) 
 
 
 def ppo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tensor:
-    """Clip the probability ratio; the thresholds bound the ratio itself and are not distances from
-    1.
-    """
+    """Clip the probability ratio to thresholds of the ratio itself, not distances from 1."""
     return _compute_clipped_loss(
         torch.exp(_compute_log_ratio(logprobs, inputs)), inputs["advantages"], config
     )

@@ -41,9 +41,7 @@ class _Operation:
 
 
 class ModelThread:
-    """Run operations and samplers; `submit` and `submit_sample` may be called from the event loop
-    only.
-    """
+    """Run operations and samplers that the event loop alone submits."""
 
     def __init__(self, samplers: Sequence[Sampler], loop: asyncio.AbstractEventLoop) -> None:
         self._samplers, self._loop = samplers, loop

@@ -24,9 +24,7 @@ def concatenate_inputs(data: list[DecodedDatum], name: str, dtype: type) -> Arra
 
 
 def group_into_passes(data: list[DecodedDatum], base: BaseLanguageModel) -> Iterator[list[int]]:
-    """Yield the indices of datums that pass through the model together: similar length, equal
-    inputs.
-    """
+    """Yield indices of datums that pass together: similar length, equal inputs."""
 
     def get_sort_key(index: int) -> tuple[Any, ...]:
         inputs = data[index].inputs

@@ -63,9 +63,7 @@ def build_search_path(file: Path, installed: Sequence[str]) -> list[str]:
 
 
 def list_further_roots(file: Path) -> list[Path]:
-    """Return the other folders that files written for Atropos import from: their own and the
-    repository.
-    """
+    """Return the other folders that Atropos files import from: their own and the repository."""
     folders = (file.parent, find_repository(file))
     return [
         folder
@@ -75,9 +73,7 @@ def list_further_roots(file: Path) -> list[Path]:
 
 
 def find_repository(file: Path) -> Path | None:
-    """Return the nearest folder above the file that is the root of a repository or project, if
-    any.
-    """
+    """Return the nearest folder above the file that is a repository or project, if any."""
     return next(
         (
             folder
@@ -190,9 +186,7 @@ def list_source_files(file: Path) -> set[Path]:
 
 
 def _join_names(starts: Sequence[Path], dotted_names: Sequence[str]) -> list[Path]:
-    """Return where in these folders the modules with these dotted names would be, without a
-    suffix.
-    """
+    """Return the possible places of these dotted modules in the folders, without suffix."""
     return [start / Path(*name.split(".")) for name in dotted_names for start in starts]
 
 

@@ -198,9 +198,7 @@ def check_values(
 
 
 def _cache_file(environment: Environment, request: str) -> Path:
-    """Return the cache file of an answer; its name depends on everything that the answer depends
-    on.
-    """
+    """Return the cache file of an answer, named after all that the answer depends on."""
     file = Path(environment.file_path)
     key_parts = (
         environment.file_path,

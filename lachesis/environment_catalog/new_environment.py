@@ -1,6 +1,4 @@
-"""Write the file that `lachesis env new` creates: a working environment for its author to
-change.
-"""
+"""Write the file of `lachesis env new`: a working environment to change."""
 
 import keyword
 import re

@@ -46,9 +46,7 @@ DISTRIBUTIONS = {
 
 @dataclass(frozen=True)
 class ScriptRequirements:
-    """Hold the requirements of a file; `python` is a range of versions, or empty for any
-    version.
-    """
+    """Hold the requirements of a file; an empty `python` range allows any version."""
 
     dependencies: tuple[str, ...] = ()
     python: str = ""
@@ -269,9 +267,7 @@ def _check_python_version(file: Path, requirements: ScriptRequirements) -> None:
 
 
 def _get_venv_folder(requirements: ScriptRequirements) -> Path:
-    """Return the folder for all files with the same requirements, for this Python and these
-    packages.
-    """
+    """Return the folder of all files with these requirements, Python and packages."""
     key_parts = (sorted(requirements.dependencies), sys.version, sys.prefix)
     return (
         paths.home()

@@ -207,9 +207,7 @@ def _get_first_sentence(docstring: str) -> str:
 
 
 def _list_imports(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements that bind names of the module, not those in functions or
-    classes.
-    """
+    """Yield the module's own import statements, not those in functions or classes."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -244,9 +242,7 @@ def _base_name(base: ast.expr) -> str | None:
 
 
 def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Return the classes that reach BaseEnv through their bases, which are compared by name
-    only.
-    """
+    """Return the classes that reach BaseEnv through bases, compared by name only."""
     environment_names = {ROOT_CLASS}
     while True:
         extended_names = environment_names | {
@@ -264,9 +260,7 @@ def _select_descendants(classes: list[_ScannedClass]) -> list[_ScannedClass]:
 
 
 def _select_leaves(classes: list[_ScannedClass]) -> list[_ScannedClass]:
-    """Return the classes that no other class of the same file inherits from; those are bases
-    only.
-    """
+    """Return the classes that no other class of the file inherits from."""
     classes_by_file: dict[Path, list[_ScannedClass]] = collections.defaultdict(list)
     for scanned_class in classes:
         classes_by_file[scanned_class.file].append(scanned_class)

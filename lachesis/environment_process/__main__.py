@@ -267,9 +267,7 @@ def _describe_validation_error(error: Any) -> dict[str, str]:
 
 
 def _has_validator_functions(core_schema: Any) -> bool:
-    """Return whether pydantic's core schema calls Python code, which a JSON schema cannot
-    express.
-    """
+    """Return whether the core schema calls Python code, which no JSON schema expresses."""
     if isinstance(core_schema, dict):
         kind = core_schema.get("type")
         if isinstance(kind, str) and kind.startswith("function-"):

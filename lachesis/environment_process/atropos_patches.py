@@ -142,9 +142,7 @@ def label_groups(name: str) -> None:
 
 
 def save_checkpoints_when_due() -> None:
-    """Save a checkpoint when a multiple of the interval was reached or passed since the last
-    check.
-    """
+    """Save a checkpoint if the interval was reached or passed since the last check."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.env_step_checks

@@ -49,9 +49,7 @@ def install_template_settings(settings: Json, inference_server: tuple[str, str] 
     def apply_chat_template(
         self: PreTrainedTokenizerBase, conversation: Any, *values: Any, **options: Any
     ) -> Any:
-        """Render a conversation with the run's settings; the first prompt is compared with the
-        trainer's.
-        """
+        """Render a conversation by the run's settings, and compare the first prompt."""
         template = options.get("chat_template") or self.chat_template
         extra = build_template_kwargs(
             template if isinstance(template, str) else None,

@@ -29,9 +29,7 @@ MAX_SKIP_S = 120.0
 
 
 class DatasetPosition:
-    """Track the position; `groups` is how many groups training had received at the run's
-    checkpoint.
-    """
+    """Track the position, from the groups that training had at the run's checkpoint."""
 
     def __init__(self, file: Path, groups: int) -> None:
         self.file = file
@@ -45,9 +43,7 @@ class DatasetPosition:
             file.write(line * groups)
 
     def _rewind(self, groups: int) -> int:
-        """Forget the items sent after these groups, and return the number of items finished by
-        then.
-        """
+        """Forget the items sent after these groups; return how many were finished by then."""
         if groups == 0 or not self.file.is_file():
             self.file.unlink(missing_ok=True)
             return 0

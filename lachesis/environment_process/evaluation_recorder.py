@@ -21,9 +21,7 @@ SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_comple
 
 @dataclass
 class EvaluationRun:
-    """Track one call of `evaluate()`; `path` selects the weights, by default the server's current
-    ones.
-    """
+    """Track one call of `evaluate()` with the weights at `path`, or else the current."""
 
     server_url: str
     path: str = ""
@@ -44,9 +42,7 @@ class EvaluationRun:
         return self.pinned_servers[id(servers)]
 
     def _pin_to_weights(self, server: APIServer) -> Any:
-        """Return a client of the same kind, with its own limits, for the weights of this
-        evaluation.
-        """
+        """Return such a client, with its own limits, for this evaluation's weights."""
         base_url = str(getattr(server.config, "base_url", None))
         if not self.path or not base_url.startswith(f"{self.server_url}/"):
             return server
@@ -83,9 +79,7 @@ class EvaluationRun:
             self.prompts.add(prompt)
 
     def record_answer(self, options: Mapping[str, Any], response: object) -> None:
-        """Record an answer of the run's own model, by which a later turn in raw text is
-        recognised.
-        """
+        """Record an answer of the run's model, by which a later raw turn is recognised."""
         prompt = _get_prompt(options)
         if isinstance(prompt, str):
             answers = [getattr(choice, "text", None) for choice in getattr(response, "choices", ())]
@@ -145,9 +139,7 @@ def install_evaluation_hooks() -> None:
 
 
 def _install_server_choice() -> None:
-    """Let a server manager use the clients of the current evaluation, wherever it is called
-    from.
-    """
+    """Let a server manager use the current evaluation's clients, whoever calls it."""
     from atroposlib.envs.server_handling.server_manager import ServerManager
 
     def servers(self: ServerManager) -> list[Any]:
@@ -184,9 +176,7 @@ def _install_request_recorder() -> None:
 
 
 def _install_result_recorder() -> None:
-    """Record what `evaluate_log` is given, and let Atropos write files only if a folder is
-    configured.
-    """
+    """Record what `evaluate_log` is given; Atropos writes files only to a set folder."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.evaluate_log

@@ -112,9 +112,7 @@ class LoopWatch:
             time.sleep(WATCH_INTERVAL_S)
 
     def _update_stack(self) -> None:
-        """Write the stacks while the loop is blocked, now and then anew, and clear them after
-        that.
-        """
+        """Write the stacks while the loop is blocked, and clear them afterwards."""
         now = time.monotonic()
         if now - self._last_beat_at <= STACK_AFTER_S:
             self._clear_stack()

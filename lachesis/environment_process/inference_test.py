@@ -116,9 +116,7 @@ def _install_sample_writer(cls: type[BaseEnv], file: Path, sampled_answers: Samp
 
 
 def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
-    """Return a method that answers and scores the user's prompts, in place of Atropos' own, which
-    makes groups of items.
-    """
+    """Return a method that answers and scores the user's prompts, instead of groups."""
 
     async def process_manager(self: BaseEnv) -> None:
         """Answer the user's own prompts, and score those whose item the data set has."""

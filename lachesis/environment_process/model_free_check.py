@@ -153,9 +153,7 @@ async def _read_items(state: Json) -> Json:
 
 
 def _render_prompt(env: Any, item: Item) -> Json:
-    """Return the prompt of an item as the model sees it: its text with all special tokens, and its
-    ids.
-    """
+    """Return an item's prompt as the model sees it: text with special tokens, and ids."""
     from lachesis.environment_toolkit.sampling import encode_first_prompt
 
     tokens = encode_first_prompt(env.tokenizer, env.build_messages(item))
@@ -163,9 +161,7 @@ def _render_prompt(env: Any, item: Item) -> Json:
 
 
 async def _check_without_model(state: Json) -> Json:
-    """Score right and wrong answers of the environment's own, and return the faults of the
-    scores.
-    """
+    """Score the environment's own right and wrong answers, and return the faults."""
     env = state["env"]
     missing = [
         name

@@ -228,17 +228,13 @@ def _get_eval_metrics(env: BaseEnv) -> list[Any]:
 
 
 def _collect_metric_pairs(entries: Iterable[Any]) -> dict[str, Any]:
-    """Return the metrics that were added as pairs of a name and a value, as in Atropos'
-    examples.
-    """
+    """Return metrics that were added as pairs of name and value, as in Atropos' examples."""
     pairs = [entry for entry in entries if isinstance(entry, tuple | list) and len(entry) == 2]
     return {name: value for name, value in pairs if isinstance(name, str)}
 
 
 def _encode_report(report: Mapping[str, Any]) -> str:
-    """Return the report as JSON; metrics that JSON cannot hold become the error of the
-    evaluation.
-    """
+    """Return the report as JSON; metrics that do not fit become the evaluation's error."""
     try:
         return json.dumps(report, default=_to_float)
     except (TypeError, ValueError, RecursionError) as error:
@@ -247,9 +243,7 @@ def _encode_report(report: Mapping[str, Any]) -> str:
 
 
 def _to_float(value: Any) -> float | None:
-    """Convert a number of another library, or return None for anything else, which the trainer
-    drops.
-    """
+    """Convert a number of another library; return None, which is dropped, for others."""
     try:
         return float(value)
     except Exception:  # Values of other libraries may raise anything.

@@ -341,9 +341,7 @@ def _count_group(
 
 
 def _list_marked_reasons(group: ScoredDataGroup, name: str) -> list[str]:
-    """Return the reasons of rollouts that the environment has marked; see
-    `lachesis.environment_toolkit.rollout`.
-    """
+    """Return the reasons that the environment has set; see `environment_toolkit.rollout`."""
     groups = group if isinstance(group, list) else [group]
     overrides = [
         override

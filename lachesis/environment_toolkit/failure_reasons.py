@@ -66,9 +66,7 @@ def get_failure_kind(reason: str) -> str:
 
 
 def sanitize_reason(reason: str) -> str:
-    """Return the reason on one line, in valid Unicode, without secrets, cut to
-    `MAX_REASON_LENGTH`.
-    """
+    """Return the reason on one line, without secrets, cut to `MAX_REASON_LENGTH`."""
     # Half of a surrogate pair (half an emoji) could not be written as JSON.
     encodable = reason.encode("utf-8", "replace").decode()
     return redact(" ".join(encodable.split()))[:MAX_REASON_LENGTH]
@@ -116,9 +114,7 @@ def _get_message(error: BaseException) -> str:
 
 
 def _find_own_line(error: BaseException, environment_file: str | None) -> str | None:
-    """Return the innermost line in the environment's file, else in code outside of all
-    libraries.
-    """
+    """Return the innermost line in the environment's file, else outside of libraries."""
     lines = _list_frame_lines(error)
     file = str(Path(environment_file or sys.argv[0]).resolve())
     own_lines = [line for line in lines if line[0] == file] or [
@@ -175,9 +171,7 @@ def is_endpoint_error(error: BaseException) -> bool:
 
 
 def is_transport_error(error: BaseException) -> bool:
-    """Return whether a retry may help: no connection, a timeout, a truncated response, HTTP 429 or
-    5xx.
-    """
+    """Return whether a retry may help: no connection, timeout, truncated, HTTP 429 or 5xx."""
     for cause in list_causes(error):
         status = getattr(cause, "status_code", None) or getattr(cause, "status", None)
         if isinstance(status, int):

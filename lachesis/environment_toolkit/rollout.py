@@ -52,9 +52,7 @@ def is_solution(reward: float, threshold: float) -> bool:
 
 
 def zero(reason: str) -> Outcome:
-    """Return a reward of 0 that is counted by its reason, for failures that the policy has
-    caused.
-    """
+    """Return a reward of 0 with its reason, for a failure that the policy caused."""
     return Outcome(0.0, reason=reason)
 
 

@@ -56,9 +56,7 @@ class Verifier:
         return await asyncio.gather(*map(self._resolve, results))
 
     async def _resolve(self, result: ScoringResult) -> Any:
-        """Return what the scoring function gives, awaited under the limit, or an invalid
-        outcome.
-        """
+        """Return what the scoring function gives within the limit, or an invalid outcome."""
         try:
             if result.error is not None:
                 raise result.error
@@ -170,9 +168,7 @@ _current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.C
 
 @contextlib.asynccontextmanager
 async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Limit the time of a block like `asyncio.timeout`, not counting time inside
-    `pause_timeout`.
-    """
+    """Limit the time of a block like `asyncio.timeout`, without that in `pause_timeout`."""
     async with asyncio.timeout(seconds) as timeout:
         token = _current_timeout.set(timeout)
         try:

@@ -298,9 +298,7 @@ class TaskEnv(BaseEnv):
             rollout.outcome = outcome
 
     async def score_safely(self, scoring: Callable[..., Any], *values: object) -> Outcome:
-        """Return the outcome of a scoring function, even if it raises, hangs, or returns no
-        score.
-        """
+        """Return the outcome of a scoring function, whatever it does or raises."""
         (value,) = await self._verifier.score_all(scoring, [values])
         return to_outcome(value)
 
@@ -313,9 +311,7 @@ class TaskEnv(BaseEnv):
         return limit_time(self.config.verifier_timeout_s, label)
 
     def build_messages(self, item: Item) -> list[Message]:
-        """Return the first messages of the conversation: the system message, if any, and the
-        question.
-        """
+        """Return the first messages: the system message, if any, and the question."""
         prompt = self.prompt(item)
         if isinstance(prompt, str):
             question = [{"role": "user", "content": prompt}]

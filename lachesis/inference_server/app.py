@@ -188,9 +188,7 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
 
 
 async def _generate_vllm(inference: Inference, body: GenerateRequest, request: Request) -> Json:
-    """Return one {id: logprob} per token of each sample, with the sampled token as the only
-    entry.
-    """
+    """Return one {id: logprob} per token of each sample, of the sampled token only."""
     if isinstance(body.prompt, dict):
         prompt = body.prompt.get("prompt_token_ids")
     else:
@@ -250,9 +248,7 @@ async def _generate_sglang(
 def _build_completion_logprobs(
     inference: Inference, sample: Sample, num_logprobs: int | None
 ) -> Json | None:
-    """Return the log-probabilities of the sampled tokens in the format of OpenAI's completions, or
-    None if none were requested.
-    """
+    """Return sampled log-probabilities in OpenAI's format of completions, if requested."""
     if num_logprobs is None:
         return None
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
@@ -266,9 +262,7 @@ def _build_completion_logprobs(
 
 
 def _build_chat_logprobs(inference: Inference, sample: Sample) -> Json:
-    """Return the log-probabilities of the sampled tokens in the format of OpenAI's chat
-    completions.
-    """
+    """Return sampled log-probabilities in OpenAI's format of chat completions."""
     texts = [inference.tokenizer.decode([token]) for token in sample.tokens]
     pairs = zip(texts, sample.logprobs, strict=True)
     content = [

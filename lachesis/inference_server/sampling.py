@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sample:
-    """Hold one answer: its tokens, their log-probabilities, and the finish reason `stop` or
-    `length`.
-    """
+    """Hold an answer: tokens, log-probabilities, and finish reason `stop` or `length`."""
 
     tokens: list[int]
     logprobs: list[float]

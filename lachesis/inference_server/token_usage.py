@@ -46,9 +46,7 @@ class Usage:
     def record_sequence(
         self, tokens: Sequence[int], logprobs: Sequence[float], stop_reason: str, version: int
     ) -> None:
-        """Count a completion, and remember its weights and whether it was truncated until it is
-        trained on.
-        """
+        """Count a completion, and remember its weights and truncation until it is trained on."""
         self.completions += 1
         self.sampled += len(tokens)
         self.truncated += stop_reason == "length"
@@ -77,27 +75,21 @@ class Usage:
         self.sampled += 1
 
     def find_staleness(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
-        """Return how many updates ago a sequence was sampled, or None if it was not sampled here
-        unchanged.
-        """
+        """Return how many updates ago an unchanged sequence was sampled here, or None."""
         version = self.find_version(tokens, logprobs)
         if version is None:
             return None
         return self.version - version
 
     def find_version(self, tokens: Sequence[int], logprobs: Sequence[float]) -> int | None:
-        """Return the version of the weights that a sequence was sampled with, or None if it was not
-        sampled here unchanged.
-        """
+        """Return the weights' version that sampled an unchanged sequence here, or None."""
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         if sampled_sequence is None:
             return None
         return sampled_sequence[0]
 
     def was_truncated(self, tokens: Sequence[int], logprobs: Sequence[float]) -> bool:
-        """Return whether the length limit has truncated a sequence that was sampled here
-        unchanged.
-        """
+        """Return whether the length limit truncated an unchanged sequence of this server."""
         sampled_sequence = self._sampled_sequences.get(_hash_sequence(tokens, logprobs))
         return sampled_sequence is not None and sampled_sequence[1]
 

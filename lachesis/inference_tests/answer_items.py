@@ -1,6 +1,4 @@
-"""Let one model answer the items of a test: serve it if it is local, and run the environment's
-`process` command.
-"""
+"""Let one model answer a test's items, served here if local, by `process`."""
 
 import os
 import secrets

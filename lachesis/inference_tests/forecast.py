@@ -147,9 +147,7 @@ class Forecast(BaseModel):
 
 
 class ActualUsage(BaseModel):
-    """Hold the usage of a run until now; `ratio` is actual ÷ expected, scaled to the finished
-    steps.
-    """
+    """Hold the usage until now; `ratio` is actual ÷ expected over the finished steps."""
 
     tokens: TokenCounts
     hours: float

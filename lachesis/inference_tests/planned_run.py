@@ -12,9 +12,7 @@ MAX_RUNS_READ = 20
 
 
 def find_earlier_step_time(home: Path, fingerprint: str, planned: PlannedRun) -> float | None:
-    """Return the median seconds per step of the newest run of the same code, model, profile and
-    batch size.
-    """
+    """Return median seconds per step of the newest run of this code, model and batch size."""
     store = RunStore(home)
     run_kind = (fingerprint, planned.base_model, planned.profile, planned.batch_size)
     similar_runs = [

@@ -106,9 +106,7 @@ def _select_fields(set_fields: Mapping[str, Any], *, is_main: bool) -> dict[str,
 def _find_valid_test(
     tests: InferenceTestStore, config: RunConfig, environment_file: str, test_command: str
 ) -> InferenceTest:
-    """Return the newest test that allows the run; raise ValidationRequiredError if there is
-    none.
-    """
+    """Return the newest test that allows the run, or raise ValidationRequiredError."""
     environment_tests = [
         test
         for test in tests.all()
@@ -190,9 +188,7 @@ def get_prompt_settings(config: RunConfig) -> Json:
 
 
 def _list_changed_fields(test: InferenceTest, config: RunConfig) -> list[str]:
-    """Return the environment's own fields, and the settings of prompts, that had other values in
-    the test.
-    """
+    """Return the environment's fields and prompt settings with other values in the test."""
     own_values = config.env.model_extra or {}
     changed = sorted(
         key
@@ -210,9 +206,7 @@ def _make_tested_name(config: RunConfig) -> str:
 
 
 def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
-    """Return a test's result for the run's model where the run trains it; None if the test has
-    none.
-    """
+    """Return the test's result for the model that the run trains, or None."""
     if test.planned is not None and test.planned.profile != config.profile:
         return None
     for model_result in (test.result or {}).get("models_tested", []):
@@ -224,9 +218,7 @@ def _find_model_result(test: InferenceTest, config: RunConfig) -> Json | None:
 def find_forecast(
     tests: InferenceTestStore, config: RunConfig, code_fingerprint: str, planned_run: PlannedRun
 ) -> Forecast | None:
-    """Return the forecast of the run, from what the newest test of this code on its model has
-    measured; None without such a test.
-    """
+    """Return the run's forecast by the newest test of its code and model, or None."""
     for test in tests.all():
         usage = (_find_model_result(test, config) or {}).get("usage")
         if usage is None or test.planned is None or find_mismatch(test, config, code_fingerprint):

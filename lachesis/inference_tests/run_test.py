@@ -175,9 +175,7 @@ class _TestRun:
         return bool(self.test.request.spec.prompts)
 
     def _run_model_free_stages(self) -> tuple[Json, str | None]:
-        """Return the result of the check without a model, and the name and reason of a failed
-        stage.
-        """
+        """Return the check without a model, and the name and reason of a failed stage."""
         context, request = self.context, self.test.request
         detail: Json = {}
         with ServiceGroup(inherited_fds=(context.lock_fd,)) as group:
@@ -292,9 +290,7 @@ class _TestRun:
         return judge_learnability(InferenceCounts(), error=errors or error), error
 
     def _make_forecast(self, usage: GroupSums) -> Forecast | None:
-        """Return the forecast of the planned run from measured sums; None where nothing is
-        planned.
-        """
+        """Return the planned run's forecast from measured sums; None without a plan."""
         planned, home = self.test.planned, self.context.tests.home
         if planned is None:
             return None

@@ -106,9 +106,7 @@ class InferenceTest(BaseModel):
 
     @property
     def verdict(self) -> str | None:
-        """Return the verdict on the environment; None before the end, and for a user's own
-        prompts.
-        """
+        """Return the verdict on the environment; None before the end and for own prompts."""
         summary = (self.result or {}).get("summary")
         word = summary.get("verdict") if isinstance(summary, dict) else None
         if isinstance(word, str):
@@ -150,9 +148,7 @@ class InferenceTestStore:
         shutil.rmtree(self.dir(test_id), ignore_errors=True)
 
     def save_flow_run_id(self, test_id: str, flow_run_id: str) -> None:
-        """Store the id of the flow run beside the record, which only the flow writes from now
-        on.
-        """
+        """Store the flow run's id beside the record, which only the flow writes from now on."""
         write_private(self.dir(test_id) / "flow_run_id", flow_run_id)
 
     def read_flow_run_id(self, test_id: str) -> str | None:

@@ -214,9 +214,7 @@ def _collect_remarks(
 
 
 def choose_best_word(words: Sequence[str]) -> VerdictWord:
-    """Return the best verdict of several models: one that can learn shows that the environment
-    works.
-    """
+    """Return the best of several models' verdicts: learnable once is learnable."""
     return next((word for word in WORDS_BEST_FIRST if word in words), "broken")
 
 

@@ -148,9 +148,7 @@ def find_model_problem(spec: LaunchSpec, config: RunConfig, home: Path) -> str |
 
 
 def describe_default_model(spec: LaunchSpec, model: str) -> str | None:
-    """Say which taught model is used by default; None for the model of sums and for a named
-    model.
-    """
+    """Say which taught model is the default; None for sums and for a named model."""
     folder = Path(model)
     if (
         spec.profile != "embedded"
@@ -202,9 +200,7 @@ def resolve_tested_model(name: str, home: Path) -> str:
 
 
 def list_default_tested_models(profile: str, config: RunConfig, key_names: KeyNames) -> list[str]:
-    """Return the model that would be trained; without a key to sample it, the endpoint's default
-    models if there is a key for these.
-    """
+    """Return the model to train, or the endpoint's default models if only they have a key."""
     # An agent with a key of OpenRouter alone could test before Tinker was asked.
     if list_missing_keys(profile, key_names) and has_endpoint_key(key_names):
         return [name for name, _, _ in DEFAULT_MODELS]

@@ -205,16 +205,12 @@ class ResolvedLaunch:
 
     @property
     def starts_from_base(self) -> bool:
-        """Return whether the first step begins with the base model, which neither a checkpoint nor
-        supervised fine-tuning has changed.
-        """
+        """Return whether the first step begins with the unchanged base model."""
         return self.fork_source is None and self.config.tinker.sft_file is None
 
     @property
     def needs_validation(self) -> bool:
-        """Return whether the launch is refused without a recent test that found the environment
-        learnable.
-        """
+        """Return whether the launch needs a recent test that found its environment learnable."""
         if not PROFILES[self.spec.profile].is_paid:
             return self.spec.require_validation
         if self.spec.by_agent:

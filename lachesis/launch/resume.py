@@ -234,7 +234,5 @@ def undo_attempt(store: RunStore, queued_record: RunRecord, former_fields: Json)
 
 
 def needs_new_attempt(record: RunRecord) -> bool:
-    """Return whether a starting flow run must make a new attempt, because a flow has already begun
-    the current attempt.
-    """
+    """Return whether a starting flow run needs a new attempt, the current having begun."""
     return record.started_at is not None

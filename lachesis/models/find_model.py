@@ -55,9 +55,7 @@ def is_cached(name: str, *, needs_weights: bool = True) -> bool:
 
 
 def find_cached_snapshot(name: str) -> Path | None:
-    """Return the folder of a model in the cache of Hugging Face, which is named after its revision,
-    or None.
-    """
+    """Return a model's folder in Hugging Face's cache, named after its revision, or None."""
     if not _MODEL_NAME.fullmatch(name):
         return None
     model_dir = _get_hub_cache_dir() / f"models--{name.replace('/', '--')}"
@@ -90,9 +88,7 @@ def fetch_model_settings(name: str) -> None:
 
 
 def read_model_settings(name: str) -> Json:
-    """Return a model's configuration (`config.json`, those of its text part first), or nothing if
-    it is not on this machine.
-    """
+    """Return a model's `config.json`, its text part first; empty if it is not here."""
     folder = find_model_folder(name)
     if folder is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -211,9 +207,7 @@ def _make_unreachable_error(name: str, reason: str) -> ModelNotFoundError:
 
 
 def _read_hub_token() -> str:
-    """Return the token for the Hub from the environment, or from the file that `hf auth login`
-    writes.
-    """
+    """Return the Hub's token from the environment or the file of `hf auth login`."""
     configured = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     if configured:
         return configured

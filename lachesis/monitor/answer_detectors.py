@@ -1,6 +1,4 @@
-"""Detect trouble in the rollouts: no signal, dropped or invalid ones, truncation, entropy and
-length.
-"""
+"""Detect trouble in rollouts: no signal, invalid ones, truncation, entropy, length."""
 
 import statistics
 

@@ -1,6 +1,4 @@
-"""Detect trouble in the rewards: a reward that does not rise or drops, and falling held-out
-results.
-"""
+"""Detect trouble in rewards: no rise, a drop, and falling held-out results."""
 
 import math
 import statistics

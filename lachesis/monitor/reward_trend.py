@@ -67,9 +67,7 @@ class RewardRise:
 
     @property
     def is_significant(self) -> bool:
-        """Return whether the slope, or the contrast of a rise that ended earlier, is more than
-        noise.
-        """
+        """Return whether the slope, or a rise that ended earlier, is more than noise."""
         return self.slope > self.t_quantile * self.standard_error or self.contrast > MIN_CONTRAST
 
     @property

@@ -267,9 +267,7 @@ class Monitor:
             ]
 
     def _end_leftovers(self, watched_runs: list[WatchedRun]) -> None:
-        """End processes of runs and inference tests whose flow and reaper are gone, and finish
-        their cleanup.
-        """
+        """End the processes of runs and tests whose flow and reaper are gone, and clean up."""
         ended_runs = {
             watched.observation.run_dir.path: watched
             for watched in watched_runs
@@ -318,9 +316,7 @@ class Monitor:
         )
 
     def _emit_event(self, watched: WatchedRun, event: str, payload: Json) -> None:
-        """Send an event about a run, which automations react to; without a server nothing is
-        sent.
-        """
+        """Send an event about a run, for automations; nothing without a server."""
         record = watched.record
         resource = {
             "prefect.resource.id": f"lachesis.run.{record.run_id}",
@@ -354,9 +350,7 @@ class Monitor:
 
 
 def _has_clock_changed(memory: MonitorMemory, patience_s: float) -> bool:
-    """Return whether the clock was set recently, so that earlier times cannot be compared with
-    later ones.
-    """
+    """Return whether the clock was set recently, so that times cannot be compared."""
     monotonic_s, clock_offset_s = time.monotonic(), time.time() - time.monotonic()
     if (
         memory.clock_offset_s is not None

@@ -48,9 +48,7 @@ class MonitorMemory(BaseModel):
 
 
 def load_memory(run_dir: RunDir, record: RunRecord | None = None) -> MonitorMemory:
-    """Return the memory of the previous tick; with `record`, an empty one if it is of another
-    attempt.
-    """
+    """Return the previous tick's memory, empty if `record` has another attempt."""
     boot_id = read_boot_id()
     try:
         memory = MonitorMemory.model_validate_json(_get_memory_path(run_dir).read_bytes())

@@ -171,9 +171,7 @@ def preview_launch(
 
 
 def find_forecast(store: RunStore, launch: ResolvedLaunch) -> Json | None:
-    """Return the forecast of a launch, from a test of the same model and code; None without such a
-    test.
-    """
+    """Return a launch's forecast by a test of its model and code, or None."""
     tests = InferenceTestStore(store.home)
     return make_run_record(launch, preview.PREVIEWED_ID, tests).forecast
 
@@ -216,17 +214,13 @@ def start_run(
 
 
 def build_tiny_model(store: RunStore, config: RunConfig, progress: build.ProgressCallback) -> None:
-    """Build the tiny model, if this configuration needs it, with progress; otherwise the run
-    builds it.
-    """
+    """Build the tiny model with progress, if needed; otherwise the run builds it."""
     if Path(config.openai.model_name) == choose_model.get_default_tiny_model_path(store.home):
         build.ensure_tiny_model(build.TinyModelRecipe(), store.home, progress)
 
 
 def find_missing_keys(profile: str) -> list[str]:
-    """Return the keys that a profile needs and that the launcher, or without one this process,
-    does not have.
-    """
+    """Return the profile's keys that the launcher, or else this process, lacks."""
     return list_missing_keys(profile, background_serve.read_key_names())
 
 

@@ -18,9 +18,7 @@ def list_runs(store: RunStore) -> list[RunRecord]:
 
 
 def list_runs_with_warning(store: RunStore) -> tuple[list[RunRecord], str | None]:
-    """Return all runs, newest first, and what prevents their statuses from being up to date, or
-    None.
-    """
+    """Return all runs, newest first, and why their statuses may be old, or None."""
     records, unreadable = store.scan()
     observed_records, warning = refresh.refresh_runs(store, records)
     damage_warning = (

@@ -83,9 +83,7 @@ def observe_run(store: RunStore, run_id: str) -> ObservedRun:
 def build_status(
     observed: ObservedRun, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
 ) -> RunStatus:
-    """Return the status of a run as data. `next_step_templates` are the next steps of the user
-    interface.
-    """
+    """Return the status of a run as data, with the next steps of the user interface."""
     return build_run_status(
         observed.view,
         phase=observed.phase,
@@ -106,9 +104,7 @@ def get_status(
 def get_results(
     store: RunStore, run_id: str, next_step_templates: Mapping[str, str] = NEXT_STEP_COMMANDS
 ) -> RunResults:
-    """Return the results of the run. `next_step_templates` are the next steps of the user
-    interface.
-    """
+    """Return the results of the run, with the next steps of the user interface."""
     return build_run_results(view_run(store, run_id), next_step_templates=next_step_templates)
 
 

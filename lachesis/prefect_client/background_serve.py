@@ -88,9 +88,7 @@ def get_max_runs() -> int:
 
 
 def require_server(home: Path) -> None:
-    """Raise ServerDownError unless the Prefect server responds and has the deployments of this
-    home.
-    """
+    """Raise ServerDownError unless Prefect responds with this home's deployments."""
     find_deployment(TRAINING_FLOW, home)
 
 

@@ -102,18 +102,14 @@ def belongs_to_attempt(record: RunRecord, flow_run_id: str | None) -> bool:
 
 
 def is_own_submission(flow_run_id: str | None, key: str) -> bool:
-    """Return whether a flow run was submitted with this key; assumed without an answer from
-    Prefect.
-    """
+    """Return whether a flow run has this key, assumed where Prefect does not answer."""
     if flow_run_id is None:
         return True
     return _read_key(flow_run_id) in (None, key)
 
 
 def _read_key(flow_run_id: str) -> str | None:
-    """Return the key that a flow run was submitted with, empty for none; None if Prefect does not
-    respond.
-    """
+    """Return a flow run's key, empty for none; None if Prefect does not respond."""
     try:
         flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
     except ServerDownError:

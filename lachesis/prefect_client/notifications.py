@@ -115,9 +115,7 @@ def set_notifications(url: str) -> list[str]:
 
 
 def _is_web_address(url: str) -> bool:
-    """Return whether a text is an address of the web that the server does not take for a
-    template.
-    """
+    """Return whether a text is a web address and no template to the server."""
     try:
         parts = urlsplit(url)
         is_http_url = (

@@ -26,9 +26,7 @@ _CAUSE_BY_STATE = {
 
 
 def refresh_test(tests: InferenceTestStore, test: InferenceTest) -> InferenceTest:
-    """Return the test, sent again if it is pending, and marked as failed if its flow run has ended
-    without a result.
-    """
+    """Return the test, sent if it is pending, and failed if its flow run left no result."""
     test = pending_submissions.send_test(tests, test)
     flow_run_id = tests.read_flow_run_id(test.test_id)
     if test.has_ended or flow_run_id is None:

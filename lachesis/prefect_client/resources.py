@@ -58,9 +58,7 @@ class PrefectApi(PrefectHttp):
     def count_flow_runs(
         self, deployment_id: str, states: list[str], *, due_before: str | None = None
     ) -> int:
-        """Return how many flow runs of a deployment are in these states, and due at a time or
-        before it.
-        """
+        """Return how many flow runs of a deployment are in these states and due by a time."""
         flow_run_filter: Json = {
             "deployment_id": {"any_": [deployment_id]},
             "state": {"type": {"any_": states}},
@@ -223,9 +221,7 @@ class PrefectApi(PrefectHttp):
         return str((self._request("POST", "/artifacts/", body) or {}).get("id"))
 
     def update_artifact(self, artifact_id: str, data: object) -> bool:
-        """Change an artifact in place, which does not enlarge the database; return False if it is
-        unknown.
-        """
+        """Change an artifact in place, which adds no row; return False if it is unknown."""
         return (
             self._request("PATCH", f"/artifacts/{artifact_id}", {"data": data}, missing_ok=True)
             is not MISSING
@@ -244,9 +240,7 @@ class PrefectApi(PrefectHttp):
         self._request("POST", "/events", [body])
 
     def upsert_webhook_block(self, name: str, url: str) -> str:
-        """Create or change the webhook block of this name, and return its id; it posts JSON to the
-        URL.
-        """
+        """Create or change the webhook block that posts JSON to a URL, and return its id."""
         block_document = self._request(
             "GET", f"/block_types/slug/webhook/block_documents/name/{name}", missing_ok=True
         )
@@ -270,9 +264,7 @@ class PrefectApi(PrefectHttp):
         return str(self._request("POST", "/block_documents/", body)["id"])
 
     def upsert_automation(self, automation: Json) -> None:
-        """Create the automation, or replace the automation of the same name; the server allows
-        equal names.
-        """
+        """Create the automation, or replace its namesake; the server allows equal names."""
         automation_ids = self._find_automation_ids(automation["name"])
         if automation_ids:
             self._request("PUT", f"/automations/{automation_ids[0]}", automation)
@@ -293,9 +285,7 @@ class PrefectApi(PrefectHttp):
         return [str(automation["id"]) for automation in automations or []]
 
     def delete_flow_runs(self, deployment_id: str, *, before: str) -> int:
-        """Delete up to fifty flow runs of a deployment that ended before a time; return how
-        many.
-        """
+        """Delete up to fifty ended flow runs that are older than a time; return how many."""
         ended = {"type": {"any_": ["COMPLETED", "CANCELLED", "FAILED", "CRASHED"]}}
         flow_run_filter = {
             "deployment_id": {"any_": [deployment_id]},

@@ -295,9 +295,7 @@ def _record_run(store: RunStore, api: PrefectApi, flow_run: Json) -> None:
 
 
 def describe_refusal(error: LachesisError) -> dict[str, str]:
-    """Return the state of a flow run that is refused or skipped; its message is that of the
-    error.
-    """
+    """Return the state of a refused or skipped flow run, with the error's message."""
     if isinstance(error, RunSkippedError):
         return {"type": "CANCELLED", "name": "Skipped", "message": str(error)}
     return {"type": "FAILED", "name": "Refused", "message": redact(str(error))}

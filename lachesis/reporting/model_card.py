@@ -1,6 +1,4 @@
-"""Write the model card of weights pushed to the Hugging Face Hub: origin, training, and how to
-load them.
-"""
+"""Write the model card of pushed weights: origin, training, and how to load them."""
 
 from pathlib import Path
 

@@ -75,8 +75,11 @@ class RunCache:
         """
         return RunView(self.load_record(run_id), self.store.dir(run_id), self.read_steps(run_id))
 
-    def read_reward_samples(self, run_id: str) -> list[tuple[int, float]]:
-        """Return mean rewards of some steps, in order; none where they cannot be read."""
+    def read_reward_samples(self, run_id: str, last_step: int) -> list[tuple[int, float]]:
+        """Return mean rewards of some steps until the last step that counts, in order.
+
+        There is none where they cannot be read.
+        """
 
         def read() -> list[tuple[int, float]]:
             try:
@@ -85,7 +88,8 @@ class RunCache:
                 return []
 
         metrics = self.store.dir(run_id).metrics
-        return self._keep("reward", run_id, stat_file(metrics), read)
+        samples = self._keep("reward", run_id, stat_file(metrics), read)
+        return [(step, reward) for step, reward in samples if step <= last_step]
 
     def read_group_table(self, run_id: str, text: str = "") -> GroupTable:
         """Return a line per group of the run's rollouts, or per group that contains a string.

@@ -343,9 +343,7 @@ class RunView:
 
     @cached_property
     def wandb_folder(self) -> str | None:
-        """Return the newest offline run of W&B, which `wandb sync` uploads; None if there is
-        none.
-        """
+        """Return W&B's newest offline run, for `wandb sync`, or None."""
         folders = sorted((self.run_dir.path / "wandb").glob("offline-run-*"))
         return next((str(folder) for folder in reversed(folders)), None)
 

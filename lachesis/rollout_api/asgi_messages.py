@@ -36,9 +36,7 @@ async def send_changed_answer(
 async def call_app(
     app: ASGIApp, scope: Scope, receive: Receive, body: bytes
 ) -> tuple[int, list[Message], str]:
-    """Send a request with another body and return the status, the messages and the text of its
-    response.
-    """
+    """Send a request with another body; return status, messages and text of the response."""
     messages: list[Message] = []
 
     async def collect(message: Message) -> None:

@@ -96,9 +96,7 @@ def _skip_character(text: str, at: int, character: str) -> int:
 
 
 def _to_array(value: object, key: str) -> Any:
-    """Return a list of numbers as an array of the key's type; any other value is returned as it
-    is.
-    """
+    """Return a list of numbers as an array of the key's type, and others unchanged."""
     if key not in ARRAY_DTYPES or not isinstance(value, list):
         return value
     try:

@@ -115,9 +115,7 @@ class BoundedRolloutServer:
             self._batch_taken.set()
 
     async def _wait_for_batch(self, receive: Receive, wait_s: float) -> bool:
-        """Wait for a batch; return False if the client has disconnected and must not receive a
-        batch.
-        """
+        """Wait for a batch; return False if the client is gone and must not get it."""
         disconnect_task = asyncio.ensure_future(receive())  # The next message is the disconnect.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -139,9 +137,7 @@ class BoundedRolloutServer:
         self.weighted_queue.arrange(self._get_queue(), self._get_environments())
 
     async def _answer_status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Report the queue as one environment should see it, once it has work to do or after a
-        while.
-        """
+        """Report the queue to an environment, once it has work to do or after a while."""
         body = await read_body(receive)
         receive = replay_body(body, receive)
         try:
@@ -262,9 +258,7 @@ class BoundedRolloutServer:
     async def _forward_groups(
         self, scope: Scope, receive: Receive, send: Send, body: bytes, groups: list[Any]
     ) -> None:
-        """Send valid groups to the API, and count those that it refuses because of the types of
-        their values.
-        """
+        """Send valid groups to the API, and count those with values that it refuses."""
         # Atropos may store some groups of a list before it refuses another one. Sending such a list
         # again would store those twice.
         num_held_before = self._count_held_groups()

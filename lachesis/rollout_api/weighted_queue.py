@@ -15,9 +15,7 @@ from lachesis.base.json_text import Json
 
 
 class WeightedQueue:
-    """Order the groups of `num_expected` environments; none is released before all have
-    registered.
-    """
+    """Order the groups of environments, after all `num_expected` have registered."""
 
     def __init__(self, num_expected: int) -> None:
         self.num_expected = num_expected

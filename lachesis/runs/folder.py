@@ -63,23 +63,17 @@ class RunDir:
         return self.attempts / str(attempt) / "plan.json"
 
     def find_effective_config(self) -> Path:
-        """Return the configuration file of the newest attempt, or of the request before the first
-        attempt.
-        """
+        """Return the newest attempt's configuration, or before it that of the request."""
         numbers = [int(path.name) for path in self.attempts.glob("[0-9]*") if path.name.isdigit()]
         files = [self.get_attempt_config(number) for number in sorted(numbers, reverse=True)]
         return next((file for file in files if file.is_file()), self.config)
 
     def get_counters_file(self, service: str) -> Path:
-        """Return the file of an environment's counts; see
-        `lachesis.environment_process.rollout_counters`.
-        """
+        """Return an environment's counts; see `environment_process.rollout_counters`."""
         return self.path / f"{service}.json"
 
     def get_position_file(self, service: str) -> Path:
-        """Return the file of an environment's position; see
-        `lachesis.environment_process.dataset_position`.
-        """
+        """Return an environment's position; see `environment_process.dataset_position`."""
         suffix = service.removeprefix("environment")
         return self.path / f"position{suffix}.txt"
 

@@ -262,9 +262,7 @@ def find_newest_accuracy(curve: Sequence[HeldOutPoint]) -> float | None:
 
 
 def split_curve(curve: Sequence[HeldOutPoint]) -> tuple[HeldOutPoint | None, HeldOutPoint | None]:
-    """Return the result before training and the newest one of trained weights; None where there is
-    none.
-    """
+    """Return the results before training and of the newest trained weights, or None."""
     before = next((point for point in curve if point.step == 0), None)
     after = next((point for point in reversed(curve) if point.step > 0), None)
     return before, after
@@ -312,9 +310,7 @@ def _find_metrics(steps: Sequence[Step], prefix: str, evaluated_step: int) -> di
 
 
 def _get_accuracy(metrics: Mapping[str, float]) -> float | None:
-    """Return the share of correct answers, or the first metric of an environment that names
-    none.
-    """
+    """Return the share of correct answers, or an environment's first other metric."""
     point = to_point(metrics, 0)
     if point is not None:
         return point.percent_correct

@@ -36,9 +36,7 @@ def read_clocks() -> ClockReading:
 
 
 def read_boot_id() -> str:
-    """Return the identity of this boot: the kernel's boot id, or else the start time of the
-    host.
-    """
+    """Return the identity of this boot: the kernel's id or the host's start time."""
     try:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:  # This is not Linux.

@@ -92,9 +92,7 @@ class MetricsFile:
         return []
 
     def tail(self, count: int) -> list[Step]:
-        """Return at least the last `count` steps, if there are as many, without reading a long
-        file.
-        """
+        """Return at least the last `count` steps without reading a long file."""
         num_bytes = count * ASSUMED_LINE_BYTES
         while True:
             try:

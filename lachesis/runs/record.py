@@ -166,9 +166,7 @@ class RunRecord(BaseModel):
 
     @property
     def submission_key(self) -> str:
-        """Return the key of this attempt; Prefect makes one flow run of a key, however often it is
-        sent.
-        """
+        """Return the attempt's key, of which Prefect makes one flow run only."""
         return f"{self.run_id}-{self.attempt}"
 
     @property
@@ -185,9 +183,7 @@ class RunRecord(BaseModel):
 
     @property
     def attempt_start_unix_s(self) -> float:
-        """Return when this attempt began, or was queued if it has not begun, in seconds since the
-        epoch.
-        """
+        """Return when this attempt began, or else was queued, in seconds since the epoch."""
         return iso_to_unix_s(self.started_at or self.queued_at)
 
     @property
@@ -197,9 +193,7 @@ class RunRecord(BaseModel):
 
     @property
     def learning(self) -> str:
-        """Return the word of the last judgement; without one `too early`, or `unknown` after the
-        end.
-        """
+        """Return the last judgement, or else `too early`, `unknown` after the end."""
         word = (self.health or {}).get("word")
         if word:
             return str(word)

@@ -51,9 +51,7 @@ def _read_state(file: str) -> tuple[int, int, int]:
 
 
 class RunStore:
-    """Manage all runs of one home; readers see a record before or after a change, never in
-    between.
-    """
+    """Manage all runs of a home; readers see a record before or after each change."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home or paths.home()

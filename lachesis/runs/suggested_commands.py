@@ -39,9 +39,7 @@ class LaunchCommand:
     flags: Sequence[str] = ()
 
     def list_words(self, verb: str) -> list[list[str]]:
-        """Return the words of the command: the verb with the environment, then each option with
-        its value.
-        """
+        """Return the words of a command: verb, environment, and options with values."""
         words = [["lachesis", verb, self.environment]]
         words += [["--with", further] for further in self.further_environments or ()]
         if self.profile != "embedded":

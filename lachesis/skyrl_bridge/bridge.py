@@ -147,9 +147,7 @@ class BridgeEngine(SessionKeeper):
         spec: LoraSpec,
         metadata: Metadata,
     ) -> Payload:
-        """Register an adapter of the engine behind, and return its id; its session may have
-        ended.
-        """
+        """Register an adapter with the engine and return its id, even of an ended session."""
         session = self.sessions.get(session_id)
         if session is None:
             self.upstream.unload_model(upstream_id)

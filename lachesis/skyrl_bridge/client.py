@@ -88,9 +88,7 @@ class UpstreamClient:
                 return result
 
     def _ask_for_result(self, request_id: str, is_protobuf: bool) -> httpx.Response:
-        """Ask for the result of a request, and again with longer pauses if the engine does not
-        answer.
-        """
+        """Ask for a request's result, at longer intervals while the engine is silent."""
         headers = {"accept": PROTOBUF} if is_protobuf else {}
         for num_tries in range(MAX_TRIES):
             try:

@@ -134,9 +134,7 @@ def find_flow_processes(home: Path) -> list[psutil.Process]:
 
 
 def _iterate_launched(home: Path) -> Iterator[tuple[psutil.Process, list[str]]]:
-    """Yield the processes that a launcher of this home and its runner have started, with their
-    commands.
-    """
+    """Yield the processes of this home's launcher and its runner, with their commands."""
     mark = process_marks.build_mark(home)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -26,9 +26,7 @@ MAX_WRITE_S = 600.0
 
 
 def build_mark(folder: Path) -> str:
-    """Return the mark of all processes of this run or test; its token is created at the first
-    call.
-    """
+    """Return the mark of all processes of a run or test, whose first call makes a token."""
     if folder.is_dir():
         token = read_or_create_secret(folder / MARK_FILE)
     else:
@@ -61,9 +59,7 @@ def find_processes(root: Path) -> dict[Path, list[psutil.Process]]:
 
 
 def find_lock_holders(lock: Path) -> list[psutil.Process]:
-    """Return the processes that hold this file open, such as a run's reaper after its flow has
-    died.
-    """
+    """Return the processes that hold this file open, such as a reaper without its flow."""
     lock_holders = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

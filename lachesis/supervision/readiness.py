@@ -120,9 +120,7 @@ def fetch_trainer_health(plan: ServicePlan) -> dict[str, Any]:
 
 
 def count_registered_environments(plan: ServicePlan) -> int | None:
-    """Return how many environments the API has registered, which is the next id; None if it does
-    not respond.
-    """
+    """Return the number of registered environments, the next id; None without answer."""
     try:
         response = request_service("GET", f"{plan.config.env.rollout_server_url}/counts")
         return int(response.json()["registered"])
@@ -131,9 +129,7 @@ def count_registered_environments(plan: ServicePlan) -> int | None:
 
 
 def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
-    """Tell the API that an environment is gone, so that its successor gets its whole share of the
-    work.
-    """
+    """Tell the API that an environment is gone, for its successor's share of the work."""
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
         request_service("POST", url, json={"env_id": env_id})

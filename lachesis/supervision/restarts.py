@@ -69,9 +69,7 @@ class RestartBudget:
         self.restarts_by_service: collections.Counter[str] = collections.Counter()
 
     def next_pause_s(self, service: str) -> float | None:
-        """Return how long to wait before the next restart and count it; None if there is none
-        left.
-        """
+        """Return the pause before the next restart and count it; None if none is left."""
         pauses = RESTART_RULES[get_service_role(service)].pauses_s
         count = self.restarts_by_service[service]
         self.restarts_by_service[service] += 1

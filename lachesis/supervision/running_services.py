@@ -124,9 +124,7 @@ class ServiceGroup:
         return state.pid
 
     def stop(self, name: str) -> int | None:
-        """End one service now and return its exit code; a negative code is the number of the
-        signal.
-        """
+        """End a service and return its exit code, which is negative for a signal."""
         self._send_to_reaper(stop=name)
         return self.wait(name, timeout_s=self._states[name].spec.grace_s + 10)
 
@@ -200,9 +198,7 @@ class ServiceGroup:
             )
 
     def require_running(self, name: str) -> None:
-        """Raise ProcessExitedError with the exit code and the end of the log if the service has
-        ended.
-        """
+        """Raise ProcessExitedError with exit code and end of the log of an ended service."""
         self.require_reaper()
         state = self._states[name]
         if state.has_ended:
@@ -231,9 +227,7 @@ class ServiceGroup:
             ) from error
 
     def _read_reaper_messages(self) -> None:
-        """Apply the messages of the reaper until it ends; if it was killed, its services are
-        too.
-        """
+        """Apply the reaper's messages until it ends; a killed reaper ends its services."""
         assert self._reaper.stdout is not None
         for line in self._reaper.stdout:
             message = json.loads(line)

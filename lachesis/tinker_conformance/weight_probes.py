@@ -364,9 +364,7 @@ PROBES = (
 
 
 def describe_verdict(findings: dict[str, ProbeResult]) -> str:
-    """Return whether the trainer can use a server: `fits`, `fits with limits: …` or `does not fit:
-    …`.
-    """
+    """Return whether a server serves: `fits`, `fits with limits: …`, `does not fit: …`."""
     bad = [
         probe
         for probe in PROBES

@@ -135,9 +135,7 @@ class CheckpointStore:
         raise EngineRequestError(f"there is no checkpoint {path}; this engine has {others}")
 
     def list_checkpoints(self, run: str = "*") -> list[str]:
-        """Return the paths of all checkpoints, the newest last, after deleting those that have
-        expired.
-        """
+        """Return the paths of all checkpoints, newest last; expired ones are deleted first."""
         timed_names = []
         for path in self._find_paths(run):
             try:
@@ -205,9 +203,7 @@ class CheckpointStore:
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
-        """Note whether a checkpoint is published; anybody with the token can read it in either
-        case.
-        """
+        """Note whether a checkpoint is published; every client with the token reads both."""
         checkpoint_record = {**self.read_record(path), "public": public}
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
@@ -262,9 +258,7 @@ def _replace_folder(new: Path, folder: Path) -> None:
 
 
 def _flush_to_disk(folder: Path) -> None:
-    """Write a folder's files to the disk, so that a power failure after renaming loses no
-    content.
-    """
+    """Write files to the disk, so that a power failure after renaming loses nothing."""
     for file in folder.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())

@@ -1,6 +1,4 @@
-"""Define the interface that an engine offers to the HTTP routes, so that several engines share the
-routes.
-"""
+"""Define what an engine offers to the HTTP routes, which several engines share."""
 
 import asyncio
 import time

@@ -30,9 +30,7 @@ class RequestFuture:
     _done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def finish(self, payload: Payload) -> None:
-        """Set the result, unless there is one already. Call this on the event loop's thread
-        only.
-        """
+        """Set the result once; call this on the event loop's thread only."""
         if self.payload is not None:
             return
         self.payload = payload
@@ -50,9 +48,7 @@ class RequestFuture:
 
 
 class FutureRegistry:
-    """Find futures by their id, and by the key that identifies repeated submissions of one
-    request.
-    """
+    """Find futures by id, and by the key of repeated submissions of a request."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, RequestFuture] = {}

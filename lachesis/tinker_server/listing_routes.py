@@ -150,9 +150,7 @@ def _add_checkpoint_actions(router: APIRouter, engine: TinkerEngine, route_prefi
 
 
 def create_download_router(engine: TinkerEngine) -> APIRouter:
-    """Serve checkpoint files under signed URLs, because the client downloads them without its
-    key.
-    """
+    """Serve checkpoint files under signed URLs, as clients load them without a key."""
     router = APIRouter()
 
     @router.get("/download/{signature}/{run_id}/{kind}/{name}/{file}")

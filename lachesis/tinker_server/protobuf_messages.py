@@ -139,9 +139,7 @@ MESSAGE_CLASSES = _build_message_classes()
 
 @dataclass(frozen=True)
 class DecodedDatum:
-    """Hold one training sequence: `tokens` (N,) int64, and the loss inputs by name, (N,) or (N,
-    K).
-    """
+    """Hold one sequence: `tokens` (N,) int64, and loss inputs (N,) or (N, K) by name."""
 
     tokens: Array
     inputs: dict[str, Array]

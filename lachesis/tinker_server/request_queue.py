@@ -1,6 +1,4 @@
-"""Queue the requests of clients for the engine's worker, and keep their results until they are
-fetched.
-"""
+"""Queue requests for the engine's worker, and keep their results for the clients."""
 
 import asyncio
 import time

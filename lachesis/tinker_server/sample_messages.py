@@ -63,9 +63,7 @@ class SampleRequest:
     is_cancelled: Callable[[], bool] = never_cancelled
 
     def check(self, context_length: int, vocab_size: int) -> None:
-        """Raise EngineRequestError for a request that cannot be served; the message names the
-        limit.
-        """
+        """Raise EngineRequestError with the limit that a request exceeds."""
         if not self.prompt:
             raise EngineRequestError("the prompt is empty; at least one token is needed")
         if len(self.prompt) >= context_length:
@@ -135,9 +133,7 @@ class SampleRequest:
 
 @dataclass
 class PromptLogprobs:
-    """Hold the log-probabilities of a prompt of P tokens; the first token has no distribution
-    before it.
-    """
+    """Hold the log-probabilities of a prompt of P tokens; the first token has none."""
 
     logprobs: Array | None = None
     """(P,) with NaN where nothing was requested."""

@@ -45,9 +45,7 @@ TokenRow = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class TinyModelRecipe:
-    """Hold everything that decides the weights; a changed recipe is a different model in the
-    cache.
-    """
+    """Hold all that decides the weights; another recipe is another cached model."""
 
     hidden_size: int = 64
     layers: int = 2
@@ -172,9 +170,7 @@ def train_and_save(
 
 
 def build_tokenizer() -> Any:
-    """Return a tokenizer with one token per byte and four special tokens; `<|end|>` ends every
-    turn.
-    """
+    """Return a tokenizer of bytes and four special tokens; `<|end|>` ends each turn."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -88,9 +88,7 @@ class CheckpointManager:
         )
 
     def count_step(self, reward: float, token_lists: list[list[int]]) -> None:
-        """Count a step on all groups received so far; the first `token_lists` are kept as probe
-        texts.
-        """
+        """Count a step on all groups so far; the first `token_lists` become probe texts."""
         self._rewards.append(reward)
         self._groups_at_last_step = self.groups, dict(self.groups_by_environment)
         self._probe_tokens = self._probe_tokens or [
@@ -210,9 +208,7 @@ class CheckpointManager:
         return resume_point
 
     async def _measure_probes(self) -> list[Probe]:
-        """Return the sampler's log-probabilities of the probe texts, or nothing if it does not
-        respond.
-        """
+        """Return the sampler's log-probabilities of the probe texts, or none."""
         sampler = self.policy.sampler
         if sampler is None:
             return []

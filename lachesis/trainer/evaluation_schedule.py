@@ -168,9 +168,7 @@ class EvaluationScheduler:
                     )
 
     def start_round_if_due(self, step: int, sampler: tinker.SamplingClient) -> None:
-        """Begin an evaluation of these weights if one is due; call it after each step and before
-        the first.
-        """
+        """Begin an evaluation if one is due: call it before step 1 and after each step."""
         if self._round is not None:
             self._keep_weights_alive(self._round)
         self._give_up_dead_parts()
@@ -304,9 +302,7 @@ class EvaluationScheduler:
         metrics: dict[str, float],
         report: Mapping[str, Any],
     ) -> None:
-        """Keep the metrics of an evaluation for the next line, and its result for the
-        checkpoint.
-        """
+        """Keep the metrics of an evaluation for the next line and the checkpoint."""
         items = report.get("items")
         if is_score(items) and items and "eval/items" not in metrics:
             metrics["eval/items"] = float(items)
@@ -339,9 +335,7 @@ class EvaluationScheduler:
         return f"environments/{environment}/{prefix}"
 
     def _give_up_dead_parts(self, reason: str | None = None) -> None:
-        """Give up environments without a sign of life, and all of them for a reason or after the
-        deadline.
-        """
+        """Give up environments without a sign of life, or all at the deadline or by reason."""
         round_, now = self._round, time.monotonic()
         if round_ is None:
             return

@@ -1,6 +1,4 @@
-"""Run the training loop: fetch a batch of rollouts, take a policy-gradient step, publish new
-weights.
-"""
+"""Run the training loop: fetch a batch, take a policy-gradient step, publish weights."""
 
 from __future__ import annotations
 
@@ -198,9 +196,7 @@ class Trainer:
         return fetched
 
     async def _fetch_batch(self, step: int) -> FetchedBatch:
-        """Return the next batch as datums, with log-probabilities that environments did not
-        send.
-        """
+        """Return the next batch as datums, with log-probabilities that were missing."""
         groups = await self.rollout_client.next_batch(step)
         recomputed = await fill_missing_logprobs(groups, self.policy.sampler, self.batch_settings)
         self.state.usage.prefill += recomputed.num_tokens
@@ -227,9 +223,7 @@ class Trainer:
     async def _update_and_count(
         self, batch: Batch, groups: list[ScoredGroup], metrics: dict[str, float]
     ) -> None:
-        """Train on a batch, add to its metrics, and count the step as soon as the server has made
-        the update.
-        """
+        """Train on a batch, add its metrics, and count the step once the server has it."""
         num_updates_before = self.policy.num_updates
         try:
             metrics |= await self._update(batch)

@@ -91,9 +91,7 @@ class RolloutClient:
                 pause_s = min(1.2 * pause_s, max_pause_s)
 
     async def read_queue_counts(self) -> dict[str, float]:
-        """Return how many groups the API's guards have dropped as too old or refused since it
-        started.
-        """
+        """Return how many groups the API's guards dropped as old or refused since its start."""
         try:
             counts = await self._request("GET", "/counts")
         except ServerDownError:
@@ -124,9 +122,7 @@ class RolloutClient:
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any
     ) -> dict[str, Any]:
-        """Send a request to the rollout API and return its JSON; raise ServerDownError without
-        it.
-        """
+        """Send a request to the rollout API; return JSON, or raise ServerDownError."""
         try:
             response = await self._http.request(method, path, json=body, params=query or None)
         except httpx.HTTPError as error:

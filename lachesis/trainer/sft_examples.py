@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SftExample:
-    """Hold one example: position i reads `tokens[i]` and predicts `targets[i]` where `loss_mask` is
-    true.
-    """
+    """Hold one example: position i reads `tokens[i]`, predicts masked `targets[i]`."""
 
     tokens: Array
     targets: Array

@@ -7,6 +7,7 @@ What it shows is a copy: `metrics.jsonl` has all metrics, also when a tracker ha
 import abc
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,20 +30,18 @@ class Tracker(abc.ABC):
     def __init__(self) -> None:
         self.url: str | None = None
         self.error: str | None = None
-        self._queue: list[tuple[int, Metrics] | None] = []
-        self._queue_condition = threading.Condition()
-        # Whether the thread has stopped reading the queue.
-        self._is_closed = False
+        self._queue: queue.SimpleQueue[tuple[int, Metrics] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=self.title, daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Queue the metrics of a step; they are dropped if logging has stopped."""
-        self._put((step, metrics))
+        if self._thread.is_alive():
+            self._queue.put((step, metrics))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the queued metrics, for at most `timeout_s` seconds."""
-        self._put(None)
+        self._queue.put(None)
         self._thread.join(timeout_s)
 
     @abc.abstractmethod
@@ -57,37 +56,19 @@ class Tracker(abc.ABC):
     def finish(self) -> None:
         """Send pending values and close the tracker."""
 
-    def _put(self, item: tuple[int, Metrics] | None) -> None:
-        with self._queue_condition:
-            if not self._is_closed:
-                self._queue.append(item)
-                self._queue_condition.notify()
-
     def _run(self) -> None:
-        """Open the tracker, write each queued line, and close it; an error ends only the
-        tracking.
-        """
+        """Open the tracker, write each queued line, and close it; an error ends only this copy."""
         try:
             self.open_tracker()
-            while (item := self._take_item()) is not None:
-                self.write_metrics(*item)
+            for step, metrics in iter(self._queue.get, None):
+                self.write_metrics(step, metrics)
             self.finish()
-        except Exception as error:  # A tracker holds a copy; the original is metrics.jsonl.
+        except Exception as error:  # The original is metrics.jsonl.
             self.error = (
                 f"{self.title} logging stopped ({type(error).__name__}: {error}); metrics.jsonl is "
                 "still written"
             )
             log.warning(self.error)
-        finally:
-            with self._queue_condition:
-                self._is_closed = True
-                self._queue.clear()
-
-    def _take_item(self) -> tuple[int, Metrics] | None:
-        """Wait for the next step's metrics; None means that there are no more."""
-        with self._queue_condition:
-            self._queue_condition.wait_for(lambda: bool(self._queue))
-            return self._queue.pop(0)
 
 
 class WandbTracker(Tracker):

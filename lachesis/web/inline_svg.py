@@ -23,21 +23,21 @@ class Sparkline:
     end_y: str
 
 
-def draw_sparkline(
-    samples: Sequence[tuple[int, float]], total_steps: int, low: float, high: float
-) -> Sparkline | None:
-    """Return the line through samples of a metric by step, or None without samples.
+def draw_sparkline(samples: Sequence[tuple[int, float]], total_steps: int) -> Sparkline | None:
+    """Return the line through samples of a reward by step, or None without samples.
+
+    The scale is from 0 to 1, and farther where the samples are.
 
     Args:
         samples: Steps and values, in order.
         total_steps: The steps that the whole width stands for; a run that goes on has a shorter
             line.
-        low: The value at the lower edge. All lines of a column have the same scale.
-        high: The value at the upper edge.
     """
     if not samples:
         return None
-    span = (high - low) or 1.0
+    values = [value for _, value in samples]
+    low, high = min(0.0, *values), max(1.0, *values)
+    span = high - low
     points = []
     for step, value in average_neighbours(samples, MAX_SPARK_POINTS):
         x = SPARK_MARGIN + (SPARK_WIDTH - 2 * SPARK_MARGIN) * min(1.0, step / max(1, total_steps))

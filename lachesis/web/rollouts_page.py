@@ -169,7 +169,9 @@ def build_rollout_page(cache: RunCache, run_id: str, rollout_filter: RolloutFilt
         num_held_out_shown=HELD_OUT_SHOWN,
         environments=table.list_values("environment"),
         reasons=table.list_values("reason"),
-        strip=_draw_strip(cache.read_reward_samples(run_id), rollout_filter.opened),
+        strip=_draw_strip(
+            cache.read_reward_samples(run_id, record.total_steps), rollout_filter.opened
+        ),
         opened=opened,
         filter=rollout_filter,
         num_deleted=count_deleted_rollouts(run_dir.rollouts),

@@ -187,14 +187,12 @@ def _build_rows(
     differing: dict[str, str],
     run_filter: RunFilter,
 ) -> list[RunRow]:
-    """Return the rows of the list, with sparklines on one scale."""
-    samples = [cache.read_reward_samples(summary.record.run_id) for summary in summaries]
-    values = [value for series in samples for _, value in series]
-    low, high = min([0.0, *values]), max([1.0, *values])
+    """Return the rows of the list, with sparklines from 0 to 1, or as far as the rewards reach."""
     usual = {key: _find_usual_value(summaries, key) for key in differing.values()}
     rows = []
-    for summary, series in zip(summaries, samples, strict=True):
+    for summary in summaries:
         record = summary.record
+        series = cache.read_reward_samples(record.run_id, summary.step)
         trained = summary.held_out if summary.held_out and summary.held_out.step > 0 else None
         rows.append(
             RunRow(
@@ -203,7 +201,7 @@ def _build_rows(
                 mark=choose_mark(record),
                 state=_describe_state(summary),
                 progress=None if record.has_ended else summary.step / record.total_steps,
-                sparkline=draw_sparkline(series, record.total_steps, low, high),
+                sparkline=draw_sparkline(series, record.total_steps),
                 before=summary.held_out_before,
                 held_out=trained,
                 cells=[

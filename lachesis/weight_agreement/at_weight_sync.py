@@ -41,9 +41,7 @@ COMPARE_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class WeightSample:
-    """Hold the log-probabilities of both sides for each token of the text except the first, in
-    nats.
-    """
+    """Hold both sides' log-probabilities, in nats, of each token but the first."""
 
     sampler_logprobs: np.ndarray
     trainer_logprobs: np.ndarray
@@ -60,9 +58,7 @@ class WeightSample:
 
 
 class WeightSyncCheck:
-    """Compare the weights after some updates (`check`), and measure their change beside
-    training.
-    """
+    """Compare the weights after some updates, and measure their change beside training."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -143,9 +139,7 @@ class WeightSyncCheck:
         return sample
 
     def _find_fault(self, sample: WeightSample) -> str | None:
-        """Describe how a sample shows that the sampler does not have the weights in training, or
-        return None.
-        """
+        """Describe how a sample shows other weights than those in training, or return None."""
         trainer_change, sampler_change = (
             sample.measure_change(self._reference) if self._reference else (0.0, 0.0)
         )
@@ -185,9 +179,7 @@ class WeightSyncCheck:
             return None
 
     def start_change_measurement(self, tokens: Iterable[int]) -> None:
-        """Start measuring the version that was just published, with the first text of at least two
-        tokens.
-        """
+        """Start to measure the new version with the first text of two tokens or more."""
         if (
             self._ensure_text(tokens)
             and self._sampler_task is None

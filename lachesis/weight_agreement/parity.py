@@ -30,9 +30,7 @@ MIN_ROUNDED_LIMIT = 0.01
 
 
 class Parity(BaseModel):
-    """Hold the differences of log-probabilities, in nats, between two ways to compute the same
-    weights.
-    """
+    """Hold two paths' differences of log-probabilities, in nats, for the same weights."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 

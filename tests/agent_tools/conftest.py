@@ -2,37 +2,31 @@
 environment again.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lachesis.agent_tools.answers import ANSWER_KEYS
 from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
-from lachesis.base.json_text import Json
 from lachesis.prefect_client import submit
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.harness.home import write_run
 
 
 @pytest.fixture
-def home(clean_environment: Path) -> Path:
+def home(clean_environment):
     return clean_environment
 
 
 @pytest.fixture
-def desk(home: Path) -> AgentSession:
+def desk(home):
     return AgentSession("test")
 
 
 @pytest.fixture
-def ask(desk: AgentSession) -> Callable[..., Json]:
+def ask(desk):
     """Call a tool of the table; its answer, or its error as JSON."""
 
-    def call(tool: str, /, **arguments: Any) -> Json:
+    def call(tool, /, **arguments):
         answer, error = TOOLS[tool].run_safely(CallContext(desk), arguments)
         if error is None:
             assert_keys_are_known(tool, answer)
@@ -41,7 +35,7 @@ def ask(desk: AgentSession) -> Callable[..., Json]:
     return call
 
 
-def assert_keys_are_known(tool: str, answer: Json) -> None:
+def assert_keys_are_known(tool, answer):
     """Fail if an answer has other keys than docs/reference/tools.md says."""
     names = ANSWER_KEYS[tool].split()
     required = {name for name in names if not name.endswith("?")}
@@ -50,10 +44,10 @@ def assert_keys_are_known(tool: str, answer: Json) -> None:
 
 
 @pytest.fixture
-def make_run(home: Path) -> Callable[..., RunRecord]:
+def make_run(home):
     """A run on disk that no server knows."""
 
-    def make(**changes: Any) -> RunRecord:
+    def make(**changes):
         store = RunStore(home)
         run_id = store.new_id()
         known = {"environment": "arithmetic", "base_model": "tiny", "total_steps": 10}
@@ -64,11 +58,11 @@ def make_run(home: Path) -> Callable[..., RunRecord]:
 
 
 @pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def submitted(monkeypatch):
     """The run ids that were handed to the server, in place of a server."""
     ids: list[str] = []
 
-    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+    def submit_run(store, record):
         ids.append(record.run_id)
         return store.update(
             record.run_id,

@@ -1,6 +1,5 @@
 """No answer to an agent is above 40 kB, and what was left out is said."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,6 @@ from lachesis.agent_tools.answer_size import (
     shorten_answer,
     take_page,
 )
-from lachesis.base.json_text import Json
-from lachesis.runs.record import RunRecord
-
-Ask = Callable[..., Json]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +25,7 @@ Ask = Callable[..., Json]
         ),
     ],
 )
-def test_the_head_and_the_tail_stay(answer: Json, said: str) -> None:
+def test_the_head_and_the_tail_stay(answer, said):
     shorter = shorten_answer(answer)
     assert count_bytes(shorter) <= MAX_ANSWER_BYTES
     assert any(place.startswith(said) for place in shorter["shortened"]), shorter["shortened"]
@@ -39,13 +34,13 @@ def test_the_head_and_the_tail_stay(answer: Json, said: str) -> None:
         assert shorter["log"].endswith("the end")
 
 
-def test_a_short_answer_is_left_alone() -> None:
+def test_a_short_answer_is_left_alone():
     answer = {"a": ["b" * 10_000, None, 1.5]}
     assert shorten_answer(answer) is answer
 
 
 @given(st.lists(st.text(max_size=30_000), max_size=12), st.integers(0, 15))
-def test_pages_hold_every_entry_once(entries: list[str], first: int) -> None:
+def test_pages_hold_every_entry_once(entries, first):
     collected: list[Any] = []
     cursor: int | None = first
     while cursor is not None:
@@ -56,7 +51,7 @@ def test_pages_hold_every_entry_once(entries: list[str], first: int) -> None:
     assert collected == entries[first:]
 
 
-def test_three_hundred_runs_come_in_pages(ask: Ask, make_run: Callable[..., RunRecord]) -> None:
+def test_three_hundred_runs_come_in_pages(ask, make_run):
     run_ids = [make_run(status="completed", name=f"run {number}").run_id for number in range(300)]
     listed: list[str] = []
     cursor: int | None = 0

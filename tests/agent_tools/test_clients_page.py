@@ -18,7 +18,7 @@ import yaml
 
 from lachesis.supervision.services.ports import reserve_free_ports
 from tests.harness.command_line import parse_command
-from tests.harness.http_answers import Request, serve_answers
+from tests.harness.http_answers import serve_answers
 from tests.harness.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "agents.md").read_text()
@@ -29,20 +29,20 @@ SECTIONS = {
 COMMAND = "/path/to/lachesis/.venv/bin/lachesis"
 
 
-def block(section: str, language: str, index: int = 0) -> str:
+def block(section, language, index=0):
     """Return an example; `section` is the beginning of its heading."""
     (blocks,) = [blocks for title, blocks in SECTIONS.items() if title.startswith(section)]
     return [text for kind, text in blocks if kind == language][index]
 
 
-def parse_lachesis(command: str) -> Any:
+def parse_lachesis(command):
     """Return what our own parser makes of a command line of `lachesis`."""
     program, *words = shlex.split(command)
     assert Path(program).name == "lachesis"
     return parse_command(words)
 
 
-def test_every_example_belongs_to_a_test() -> None:
+def test_every_example_belongs_to_a_test():
     """A new example of the page needs one here."""
     kinds = {title: [kind for kind, _ in blocks] for title, blocks in SECTIONS.items() if blocks}
     assert kinds == {
@@ -56,7 +56,7 @@ def test_every_example_belongs_to_a_test() -> None:
     }
 
 
-def test_each_client_is_told_to_start_our_server() -> None:
+def test_each_client_is_told_to_start_our_server():
     claude = block("Claude Code", "console").partition(" -- ")[2]
     codex = tomllib.loads(block("Codex", "toml"))["mcp_servers"]["lachesis"]
     cursor = json.loads(block("Cursor", "json"))["mcpServers"]["lachesis"]
@@ -70,12 +70,12 @@ def test_each_client_is_told_to_start_our_server() -> None:
     assert "lachesis" in {plugin.name for plugin in entry_points(group="hermes_agent.plugins")}
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port):
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-def answer_as_model(request: Request) -> Any:
+def answer_as_model(request):
     """Answer a chat first with a tool call and then with the tool's answer as text."""
     last = request.json()["messages"][-1]
     if last["role"] == "tool":
@@ -89,11 +89,11 @@ def answer_as_model(request: Request) -> Any:
     return {**head, "choices": [choice]}
 
 
-def test_the_loop_of_plain_function_calling_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_of_plain_function_calling_runs(monkeypatch):
     """With the real client of OpenAI, at a server that speaks its protocol."""
     requests: list[Any] = []
 
-    def answer(request: Request) -> Any:
+    def answer(request):
         requests.append(request.json())
         return answer_as_model(request)
 
@@ -109,7 +109,7 @@ def test_the_loop_of_plain_function_calling_runs(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
-def test_the_calls_of_the_http_service_are_answered(clean_environment: Path) -> None:
+def test_the_calls_of_the_http_service_are_answered(clean_environment):
     """No Prefect server is there, so the start is refused, with an error and a code."""
     port = reserve_free_ports(1)[0]
     env = {**os.environ, "LACHESIS_HOME": str(clean_environment)}

@@ -3,26 +3,17 @@
 import json
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.agent_tools import inference_tests, launches
 from lachesis.agent_tools.draft import select_environment
-from lachesis.agent_tools.session import AgentSession
 from lachesis.base.errors import LachesisError
-from lachesis.base.json_text import Json
 from lachesis.prefect_client import background_serve
-from lachesis.runs.record import RunRecord
-
-Ask = Callable[..., Json]
-MakeRun = Callable[..., RunRecord]
 
 
 @pytest.fixture
-def paid(ask: Ask, home: Path, random_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def paid(ask, home, random_model, monkeypatch):
     """A draft on the paid profile that needs no test."""
     keys = {"TINKER_API_KEY": "set", "TINKER_BASE_URL": "set"}
     monkeypatch.setattr(background_serve, "read_key_names", lambda: keys)
@@ -32,7 +23,7 @@ def paid(ask: Ask, home: Path, random_model: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("paid")
-def test_an_edit_after_the_preview_needs_a_new_one(ask: Ask, submitted: list[str]) -> None:
+def test_an_edit_after_the_preview_needs_a_new_one(ask, submitted):
     shown = ask("rl_start_training")
     ask("rl_edit_config", field="total_steps", value=5000)
     for confirm in (True, shown["preview"]):
@@ -45,7 +36,7 @@ def test_an_edit_after_the_preview_needs_a_new_one(ask: Ask, submitted: list[str
 
 
 @pytest.mark.usefixtures("paid")
-def test_a_yes_counts_once(ask: Ask, submitted: list[str]) -> None:
+def test_a_yes_counts_once(ask, submitted):
     shown = ask("rl_start_training")["preview"]
     assert ask("rl_start_training", confirm=shown)["run_id"]
     for confirm in (shown, "true", "made up"):
@@ -54,16 +45,14 @@ def test_a_yes_counts_once(ask: Ask, submitted: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("paid")
-def test_true_without_a_preview_is_no_yes(ask: Ask, submitted: list[str]) -> None:
+def test_true_without_a_preview_is_no_yes(ask, submitted):
     assert ask("rl_start_training", confirm=True)["confirmation_required"] is True
     assert submitted == []
 
 
 @pytest.mark.usefixtures("paid")
 @pytest.mark.parametrize("changed", [{"from_checkpoint": "0123abcd"}, {"require_validation": True}])
-def test_other_arguments_are_not_what_was_shown(
-    ask: Ask, submitted: list[str], changed: Json
-) -> None:
+def test_other_arguments_are_not_what_was_shown(ask, submitted, changed):
     shown = ask("rl_start_training")["preview"]
     answer = ask("rl_start_training", confirm=shown, **changed)
     assert "run_id" not in answer
@@ -71,7 +60,7 @@ def test_other_arguments_are_not_what_was_shown(
 
 
 @pytest.mark.usefixtures("paid")
-def test_a_repeated_call_gets_its_run_without_a_second_yes(ask: Ask, submitted: list[str]) -> None:
+def test_a_repeated_call_gets_its_run_without_a_second_yes(ask, submitted):
     shown = ask("rl_start_training", idempotency_key="k")["preview"]
     run_id = ask("rl_start_training", idempotency_key="k", confirm=shown)["run_id"]
     assert ask("rl_start_training", idempotency_key="k", confirm=shown)["run_id"] == run_id
@@ -79,9 +68,7 @@ def test_a_repeated_call_gets_its_run_without_a_second_yes(ask: Ask, submitted: 
 
 
 @pytest.mark.usefixtures("paid")
-def test_a_resume_is_agreed_to_with_its_limits(
-    ask: Ask, submitted: list[str], make_run: MakeRun
-) -> None:
+def test_a_resume_is_agreed_to_with_its_limits(ask, submitted, make_run):
     run_id = make_run(profile="tinker", status="failed").run_id
     shown = ask("rl_start_training", resume=run_id)["preview"]
     other = ask("rl_start_training", resume=run_id, limits={"max_hours": 9}, confirm=shown)
@@ -91,9 +78,7 @@ def test_a_resume_is_agreed_to_with_its_limits(
 
 
 @pytest.mark.usefixtures("paid")
-def test_a_limit_of_money_needs_no_yes(
-    ask: Ask, home: Path, random_model: str, submitted: list[str]
-) -> None:
+def test_a_limit_of_money_needs_no_yes(ask, home, random_model, submitted):
     price = {"prefill": 1, "sample": 1, "train": 1, "dated": "2026-10-07"}
     (home / "prices.yaml").write_text(json.dumps({"models": {random_model: price}}))
     ask("rl_edit_config", field="max_cost_usd", value=1.0)
@@ -102,14 +87,12 @@ def test_a_limit_of_money_needs_no_yes(
     assert len(submitted) == 1
 
 
-def test_a_call_that_works_keeps_no_other_call_waiting(
-    desk: AgentSession, ask: Ask, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_works_keeps_no_other_call_waiting(desk, ask, make_run, monkeypatch):
     """A stop, a status and an edit are answered while a start and a test are being checked."""
     select_environment(desk, "arithmetic")
     is_over = threading.Event()
 
-    def work(*_: Any, **__: Any) -> None:
+    def work(*_, **__):
         is_over.wait(20)
         raise LachesisError("it is over")
 

@@ -1,9 +1,7 @@
 """Files that somebody has damaged: each is named, skipped or made again, and never a fault."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +9,9 @@ import pytest
 from lachesis.agent_tools.draft import select_environment
 from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext, to_compact_json
-from lachesis.base.json_text import Json
 from lachesis.config.launch_spec import TestSpec
-from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
-from lachesis.runs.record import RunRecord
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 
-Ask = Callable[..., Json]
-MakeRun = Callable[..., RunRecord]
 DEEP = "[" * 100_000
 RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
 
@@ -36,7 +30,7 @@ RUN_TOOLS = ("rl_check_status", "rl_get_results", "rl_list_runs")
         "\x00\xff",
     ],
 )
-def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line: str) -> None:
+def test_a_line_of_metrics(ask, desk, make_run, line):
     run_id = make_run(status="completed").run_id
     good = (
         '{"step": 1, "time": 1.0, "reward/mean": 0.5}\n'
@@ -54,21 +48,21 @@ def test_a_line_of_metrics(ask: Ask, desk: AgentSession, make_run: MakeRun, line
     "content",
     ["[]", "null", "5", DEEP, '{"api_url": 5, "keys": [], "max_runs": 4}', '{"max_runs": "x"}'],
 )
-def test_what_the_launcher_has_written(ask: Ask, home: Path, content: str) -> None:
+def test_what_the_launcher_has_written(ask, home, content):
     (home / "server.json").write_text(content)
     assert ask("rl_health_check")["status"] == "degraded"
     ask("rl_select_environment", name="arithmetic")
     assert ask("rl_start_training")["code"] == "server_down"
 
 
-def test_an_address_that_is_none(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_none(ask, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://[::1")
     ask("rl_select_environment", name="arithmetic")
     assert ask("rl_start_training")["code"] == "server_down"
 
 
 @pytest.mark.parametrize("content", ["{", '{"properties": 1, "definitions": 2, "values": 3}', DEEP])
-def test_a_kept_schema_is_learnt_again(home: Path, content: str) -> None:
+def test_a_kept_schema_is_learnt_again(home, content):
     kept = home / "cache" / "schemas"
     select_environment(AgentSession("test"), "arithmetic")
     names = [file.name for file in kept.glob("*.json")]
@@ -83,9 +77,7 @@ def test_a_kept_schema_is_learnt_again(home: Path, content: str) -> None:
 @pytest.mark.parametrize(
     "change", [{"created_at": "x"}, {"started_at": "2026-01-01T00:00:00"}, {"status": "lost"}]
 )
-def test_a_run_whose_record_is_damaged_is_named(
-    ask: Ask, desk: AgentSession, make_run: MakeRun, change: Json
-) -> None:
+def test_a_run_whose_record_is_damaged_is_named(ask, desk, make_run, change):
     run_id, other = make_run().run_id, make_run(status="completed").run_id
     file = desk.store.dir(run_id).record
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -95,14 +87,14 @@ def test_a_run_whose_record_is_damaged_is_named(
     assert run_id in listed["warning"]
 
 
-def test_an_error_without_words(ask: Ask, make_run: MakeRun) -> None:
+def test_an_error_without_words(ask, make_run):
     assert (
         ask("rl_check_status", run_id=make_run(status="failed", error="").run_id)["status"]
         == "failed"
     )
 
 
-def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSession) -> None:
+def test_a_draft_with_a_profile_that_there_is_no_more(ask, desk):
     ask("rl_select_environment", name="arithmetic")
     desk.session_file.file.write_text(
         desk.session_file.file.read_text().replace('"embedded"', '"nix"')
@@ -117,14 +109,14 @@ def test_a_draft_with_a_profile_that_there_is_no_more(ask: Ask, desk: AgentSessi
 
 
 @pytest.mark.parametrize("model", ["~nosuchuser/x", "/nowhere", "a\x00b"])
-def test_a_model_that_is_no_place(ask: Ask, model: str) -> None:
+def test_a_model_that_is_no_place(ask, model):
     assert ask("rl_select_environment", name="arithmetic", model=model)["code"] in (
         "model_not_found",
         "arguments",
     )
 
 
-def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
+def test_a_value_that_is_nested_beyond_reason(desk):
     value: Any = 1
     for _ in range(900):
         value = [value]
@@ -135,7 +127,7 @@ def test_a_value_that_is_nested_beyond_reason(desk: AgentSession) -> None:
     assert answer["code"] == "arguments"
 
 
-def test_a_run_that_was_never_submitted_ends_after_a_day(ask: Ask, make_run: MakeRun) -> None:
+def test_a_run_that_was_never_submitted_ends_after_a_day(ask, make_run):
     """Its starter was killed between the folder and the server; `serve` sends it until then."""
     for days, status in ((0.9, "pending"), (1.1, "failed")):
         queued_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
@@ -146,8 +138,8 @@ def test_a_run_that_was_never_submitted_ends_after_a_day(ask: Ask, make_run: Mak
 
 
 @pytest.fixture
-def make_test(home: Path) -> Callable[..., InferenceTest]:
-    def make(**changes: Any) -> InferenceTest:
+def make_test(home):
+    def make(**changes):
         tests = InferenceTestStore(home)
         request = InferenceRequest(
             environment="arithmetic",
@@ -162,9 +154,7 @@ def make_test(home: Path) -> Callable[..., InferenceTest]:
     return make
 
 
-def test_a_test_that_nobody_runs_any_more_has_failed(
-    ask: Ask, make_test: Callable[..., InferenceTest]
-) -> None:
+def test_a_test_that_nobody_runs_any_more_has_failed(ask, make_test):
     dead = ask("rl_test_inference", test_id=make_test(status="running").test_id)
     assert dead["status"] == "failed"
     assert "flow is gone" in dead["error"]
@@ -174,15 +164,13 @@ def test_a_test_that_nobody_runs_any_more_has_failed(
 
 
 @pytest.mark.parametrize("result", [{"summary": 5}, {"models_tested": 5}])
-def test_the_result_of_a_test(
-    ask: Ask, make_test: Callable[..., InferenceTest], result: Json
-) -> None:
+def test_the_result_of_a_test(ask, make_test, result):
     answer = ask("rl_test_inference", test_id=make_test(status="completed", result=result).test_id)
     assert answer["code"] == "storage"
     assert "test.json" in answer["error"]
 
 
-def test_a_test_whose_folder_is_gone_is_made_again(ask: Ask, desk: AgentSession) -> None:
+def test_a_test_whose_folder_is_gone_is_made_again(ask, desk):
     ask("rl_select_environment", name="arithmetic")
     with desk.session_file.change() as state:
         from lachesis.agent_tools.session import RequestedTest

@@ -2,10 +2,6 @@
 configured.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +10,6 @@ from lachesis.agent_tools import launches
 from lachesis.agent_tools.draft import edit_draft, select_environment
 from lachesis.agent_tools.session import AgentSession
 from lachesis.base.errors import LachesisError
-from lachesis.base.json_text import Json
 
 NAMES = [
     "group_size",
@@ -46,14 +41,9 @@ values = st.recursive(
 
 @given(field=st.sampled_from(NAMES) | st.text(), value=values)
 @settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_an_edit_is_kept_whole_or_refused_whole(
-    ask: Callable[..., Json], desk: AgentSession, field: str, value: Any
-) -> None:
+def test_an_edit_is_kept_whole_or_refused_whole(ask, desk, field, value):
     ask("rl_select_environment", name="arithmetic")
     before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)
@@ -75,9 +65,7 @@ def test_an_edit_is_kept_whole_or_refused_whole(
         assert plan["config"][answer["field"]] == answer["value"]
 
 
-def test_validators_of_the_environment_itself_count_at_edit_time(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validators_of_the_environment_itself_count_at_edit_time(home, monkeypatch):
     """What its JSON schema cannot say is asked in its own process."""
     folder = home / "envs"
     folder.mkdir()

@@ -1,17 +1,9 @@
 """An agent has an environment checked, which takes longer than a call may."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import psutil
-import pytest
-
-from lachesis.base.json_text import Json
 
 
-def test_rl_check_environment(
-    ask: Callable[..., Json], random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rl_check_environment(ask, random_model, tmp_path, monkeypatch):
     """One that was just begun is sound, what is wrong with another is told, and a check whose
     process dies has failed.
     """

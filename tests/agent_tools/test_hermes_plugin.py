@@ -3,11 +3,9 @@ schemas that are checked, handlers called with keywords of which a plugin knows 
 """
 
 import json
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from lachesis.base.json_text import Json
 class Loader:
     """Loads the entry point and keeps a registry, as Hermes does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.registry: dict[str, Json] = {}
         self.skills: dict[str, Path] = {}
         (found,) = entry_points(group="hermes_agent.plugins", name="lachesis")
@@ -28,17 +26,17 @@ class Loader:
 
     def register_tool(
         self,
-        name: str,
-        toolset: str,
-        schema: Json,
-        handler: Callable[..., Any],
-        check_fn: Callable[[], bool] | None = None,
-        requires_env: list[str] | None = None,
-        is_async: bool = False,
-        description: str = "",
-        emoji: str = "",
-        override: bool = False,
-    ) -> None:
+        name,
+        toolset,
+        schema,
+        handler,
+        check_fn=None,
+        requires_env=None,
+        is_async=False,
+        description="",
+        emoji="",
+        override=False,
+    ):
         if not isinstance(schema, dict) or not isinstance(schema.get("parameters"), dict):
             raise ValueError("schema")
         self.registry[name] = {
@@ -49,15 +47,15 @@ class Loader:
             "env": requires_env,
         }
 
-    def register_skill(self, name: str, path: Path, description: str = "") -> None:
+    def register_skill(self, name, path, description=""):
         if not path.exists():
             raise FileNotFoundError(path)
         self.skills[name] = path
 
-    def offered(self) -> list[str]:
+    def offered(self):
         return [name for name, one in self.registry.items() if one["check"]()]
 
-    def dispatch(self, name: str, arguments: Any, **context: Any) -> Json:
+    def dispatch(self, name, arguments, **context):
         text = self.registry[name]["handler"](
             arguments, **{"task_id": "t", "user_task": None, **context}
         )
@@ -66,7 +64,7 @@ class Loader:
         return answer
 
 
-def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> None:
+def test_the_tools_stand_in_the_toolset_under_their_old_names(home):
     loader = Loader()
     assert list(loader.registry) == list(TOOLS)
     assert {value["toolset"] for value in loader.registry.values()} == {"rl"}
@@ -79,9 +77,7 @@ def test_the_tools_stand_in_the_toolset_under_their_old_names(home: Path) -> Non
     assert loader.skills["rl-training"].name == "SKILL.md"
 
 
-def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(home, monkeypatch):
     loader = Loader()
     assert loader.offered() == list(TOOLS)
     assert loader.registry["rl_start_training"]["env"] == []
@@ -92,7 +88,7 @@ def test_the_keyless_profile_is_offered_and_a_paid_one_only_with_its_key(
     assert loader.offered() == list(TOOLS)
 
 
-def test_two_sessions_of_hermes_have_two_drafts(home: Path) -> None:
+def test_two_sessions_of_hermes_have_two_drafts(home):
     loader = Loader()
     loader.dispatch("rl_select_environment", {"name": "arithmetic"}, session_id="20261121_abc")
     assert (
@@ -104,7 +100,7 @@ def test_two_sessions_of_hermes_have_two_drafts(home: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [None, {}, [], "x", 7, {"surplus": 1}, {"run_id": None}])
-def test_a_handler_never_raises(home: Path, arguments: Any) -> None:
+def test_a_handler_never_raises(home, arguments):
     loader = Loader()
     for name in TOOLS:
         answer = loader.dispatch(name, arguments, session_id="s", parent_agent=object())

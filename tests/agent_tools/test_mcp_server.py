@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -12,24 +9,22 @@ from mcp import Client, MCPError
 
 from lachesis.agent_tools.mcp_server import create_server
 from lachesis.agent_tools.tools import TOOLS
-from lachesis.base.json_text import Json
 from lachesis.runs.metrics import KEY_METRICS, MetricsFile
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
 
 @contextlib.asynccontextmanager
-async def connected(session: str = "test") -> AsyncIterator[Client]:
+async def connected(session="test"):
     async with Client(create_server(session)) as client:
         yield client
 
 
-async def ask(client: Client, tool: str, **arguments: Any) -> tuple[Json, bool]:
+async def ask(client, tool, **arguments):
     answer = await client.call_tool(tool, arguments)
     return json.loads(answer.content[0].text), bool(answer.is_error)  # type: ignore[union-attr]
 
 
-async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> None:
+async def test_every_tool_is_listed_with_schemas_and_all_hints(home):
     async with connected() as client:
         listed = (await client.list_tools()).tools
     assert [tool.name for tool in listed] == list(TOOLS)
@@ -57,9 +52,7 @@ async def test_every_tool_is_listed_with_schemas_and_all_hints(home: Path) -> No
     assert confirmed == {"rl_start_training", "rl_stop_training"}
 
 
-async def test_what_an_agent_must_read_is_short(
-    home: Path, make_run: Callable[..., RunRecord]
-) -> None:
+async def test_what_an_agent_must_read_is_short(home, make_run):
     run = make_run(status="completed")
     metrics = MetricsFile(RunStore(home).dir(run.run_id).metrics)
     for step in range(1, 101):
@@ -86,16 +79,14 @@ async def test_what_an_agent_must_read_is_short(
     assert "other/44" in told["final_metrics"]
 
 
-async def test_a_client_of_the_older_protocol_is_served_too(home: Path) -> None:
+async def test_a_client_of_the_older_protocol_is_served_too(home):
     async with Client(create_server("test"), mode="legacy") as client:
         assert client.protocol_version < "2026"
         assert len((await client.list_tools()).tools) == len(TOOLS)
         assert (await ask(client, "rl_list_environments"))[0]["count"] >= 1
 
 
-async def test_answers_are_structured_and_errors_can_be_mended(
-    home: Path, make_run: Callable[..., RunRecord]
-) -> None:
+async def test_answers_are_structured_and_errors_can_be_mended(home, make_run):
     """The client checks each answer against its schema."""
     run_id = make_run().run_id
     async with connected() as client:
@@ -125,8 +116,8 @@ async def test_answers_are_structured_and_errors_can_be_mended(
 
 
 async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
-    home: Path, random_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    home, random_model, monkeypatch
+):
     monkeypatch.setenv("TINKER_API_KEY", "tml-secret-1")
     async with connected() as client:
         await ask(
@@ -151,9 +142,7 @@ async def test_a_start_that_may_cost_money_is_a_preview_until_it_is_confirmed(
         )
 
 
-async def test_a_stop_is_asked_for_only_where_the_owner_says_so(
-    home: Path, make_run: Callable[..., RunRecord]
-) -> None:
+async def test_a_stop_is_asked_for_only_where_the_owner_says_so(home, make_run):
     first, second = (make_run(profile="tinker", status="pending").run_id for _ in range(2))
     async with connected() as client:
         stopped, _ = await ask(client, "rl_stop_training", run_id=first)
@@ -176,7 +165,7 @@ async def test_a_stop_is_asked_for_only_where_the_owner_says_so(
         ] == "unknown_run"
 
 
-async def test_the_skill_is_the_one_resource(home: Path) -> None:
+async def test_the_skill_is_the_one_resource(home):
     async with connected() as client:
         (skill,) = (await client.list_resources()).resources
         (content,) = (await client.read_resource(skill.uri)).contents

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import pytest
 import yaml
 
 from lachesis.agent_tools import environment_checks
-from lachesis.agent_tools.session import AgentSession
 from lachesis.base.errors import ConfigError, PolicyError
-from lachesis.base.json_text import Json
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.config.owner_policy import load_policy
 from lachesis.config.run_config import RunConfig
-from lachesis.inference_tests.store import InferenceTest, InferenceTestStore
+from lachesis.inference_tests.store import InferenceTestStore
 from lachesis.operations.inference_tests import start_test
 from lachesis.operations.launches import check_launch, resolve_launch, start_run
 from lachesis.prefect_client import background_serve, submit
@@ -24,13 +21,12 @@ from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.spending import agent_limits
 from tests.tinker_cloud.stand_ins import ensure_stand_in
 
-Ask = Callable[..., Json]
 MODEL, OTHER_MODEL = "Qwen/Qwen3-8B", "Qwen/Qwen3-4B-Instruct-2507"
 KEYS = {"TINKER_API_KEY": "set", "TINKER_BASE_URL": "set", "OPENROUTER_API_KEY": "set"}
 
 
 @pytest.fixture(scope="module")
-def hf_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hf_home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hf")
     for name in (MODEL, OTHER_MODEL):
         ensure_stand_in(name, folder)
@@ -38,26 +34,26 @@ def hf_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def paid_path(hf_home: Path, submitted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def paid_path(hf_home, submitted, monkeypatch):
     """All keys are there, and what is submitted goes nowhere."""
     monkeypatch.setenv("HF_HOME", str(hf_home))
     monkeypatch.setattr(background_serve, "read_key_names", lambda: KEYS)
 
-    def submit_test(store: InferenceTestStore, test: InferenceTest) -> None:
+    def submit_test(store, test):
         store.fail(test.test_id, "nobody performs it")
 
     monkeypatch.setattr(submit, "submit_test", submit_test)
 
 
-def write_policy(home: Path, **agents: Any) -> None:
+def write_policy(home, **agents):
     (home / "policy.yaml").write_text(yaml.safe_dump({"agents": agents}))
 
 
-def read_config(home: Path, run_id: str) -> RunConfig:
+def read_config(home, run_id):
     return read_effective_config(RunStore(home).dir(run_id))
 
 
-def start_confirmed(ask: Ask, **arguments: Any) -> Json:
+def start_confirmed(ask, **arguments):
     """Start after a yes to the preview; what needs none is started or refused at once."""
     preview = ask("rl_start_training", **arguments)
     if "preview" not in preview:
@@ -65,7 +61,7 @@ def start_confirmed(ask: Ask, **arguments: Any) -> Json:
     return ask("rl_start_training", **arguments, confirm=preview["preview"])
 
 
-def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None:
+def test_without_a_file_only_the_locks_bind_agents(ask, home):
     assert load_policy(home).limits_cost is False
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     assert ask("rl_edit_config", field="total_steps", value=60)["code"] == "locked_field"
@@ -74,7 +70,7 @@ def test_without_a_file_only_the_locks_bind_agents(ask: Ask, home: Path) -> None
     assert f"lachesis test arithmetic --profile tinker --model {MODEL}" in refused["error"]
 
 
-def test_the_owner_says_what_agents_may_use(ask: Ask, home: Path) -> None:
+def test_the_owner_says_what_agents_may_use(ask, home):
     write_policy(home, environments=["arith*"], profiles=["tinker"], models=[MODEL])
     refused = ask("rl_select_environment", name="countdown", profile="tinker")
     assert (refused["code"], refused["allowed"]) == ("policy", ["arith*"])
@@ -86,7 +82,7 @@ def test_the_owner_says_what_agents_may_use(ask: Ask, home: Path) -> None:
     assert ask("rl_start_training", dry_run=True)["code"] == "policy", mixed
 
 
-def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
+def test_the_owner_says_which_fields_agents_set(ask, home):
     write_policy(home, fields=["total_steps"], locked_fields=["group_size", "env.largest"])
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     assert ask("rl_edit_config", field="total_steps", value=60)["value"] == 60
@@ -98,7 +94,7 @@ def test_the_owner_says_which_fields_agents_set(ask: Ask, home: Path) -> None:
     assert resolve_launch(RunStore(home), owner).config.env.group_size == 8
 
 
-def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> None:
+def test_a_run_of_an_agent_has_the_limit_that_is_left(ask, home):
     write_policy(home, max_cost_usd_per_run=5, max_cost_usd_per_day=8, require_validation=False)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     first = start_confirmed(ask)["run_id"]
@@ -118,13 +114,13 @@ def test_a_run_of_an_agent_has_the_limit_that_is_left(ask: Ask, home: Path) -> N
     assert "at most 5 US dollars" in start_confirmed(ask)["error"]
 
 
-def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path) -> None:
+def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask, home):
     """Sums of what others and the run itself have spent do not fall below it by rounding."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     store = RunStore(home)
 
-    def run_and_end(cost_usd: float) -> str:
+    def run_and_end(cost_usd):
         started = start_confirmed(ask)
         run_id = str(started["run_id"])
         store.dir(run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
@@ -138,7 +134,7 @@ def test_a_resumed_run_keeps_the_limit_that_was_left_to_it(ask: Ask, home: Path)
     assert resumed.limits.max_cost_usd == 4.870147
 
 
-def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
+def test_a_test_of_an_agent_is_bounded_too(ask, home):
     write_policy(home, max_cost_usd_per_run=1)
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     refused = ask("rl_test_inference", num_steps=100, group_size=256)
@@ -162,7 +158,7 @@ def test_a_test_of_an_agent_is_bounded_too(ask: Ask, home: Path) -> None:
         ("agents: {profiles: [moon]}", "agents.profiles.0"),
     ],
 )
-def test_a_wrong_file_stops_agents_by_a_sentence(home: Path, content: str, words: str) -> None:
+def test_a_wrong_file_stops_agents_by_a_sentence(home, content, words):
     (home / "policy.yaml").write_text(content)
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         load_policy(home)
@@ -192,9 +188,7 @@ PER_RUN, PER_DAY = 2.0, 5.0
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_tool_gets_past_the_policy(
-    ask: Ask, home: Path, desk: AgentSession, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_no_tool_gets_past_the_policy(ask, home, desk, monkeypatch, seed):
     write_policy(
         home,
         environments=["arithmetic", "reverse_text"],
@@ -231,7 +225,7 @@ def test_no_tool_gets_past_the_policy(
     assert any(record.profile == "tinker" for record in store.all()), "nothing was paid"
 
 
-def _draw_arguments(rng: random.Random, tool: str, store: RunStore) -> Json:
+def _draw_arguments(rng, tool, store):
     names = {
         "rl_select_environment": ("name", "profile", "model"),
         "rl_edit_config": ("field", "value"),
@@ -247,13 +241,13 @@ def _draw_arguments(rng: random.Random, tool: str, store: RunStore) -> Json:
     return arguments
 
 
-def _end_some(rng: random.Random, store: RunStore) -> None:
+def _end_some(rng, store):
     for record in store.all():
         if not record.has_ended and rng.random() < 0.2:
             store.update(record.run_id, status="failed")
 
 
-def _assert_allowed(store: RunStore) -> None:
+def _assert_allowed(store):
     """Whatever was made is what the owner allows."""
     defaults = RunConfig.model_fields["tinker"].default
     for record in store.all():
@@ -272,7 +266,7 @@ def _assert_allowed(store: RunStore) -> None:
     assert agent_limits.compute_committed_cost(store) <= PER_DAY + 1e-9
 
 
-def test_two_agents_at_once_do_not_spend_more_than_the_day_has(home: Path) -> None:
+def test_two_agents_at_once_do_not_spend_more_than_the_day_has(home):
     """What was checked before another one has reserved the money is refused when it is made."""
     write_policy(home, max_cost_usd_per_day=5, require_validation=False)
     store = RunStore(home)

@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SKILL = ROOT / "skills" / "rl-training" / "SKILL.md"
 
 
-def test_every_tool_has_its_keys_and_stands_in_the_skill_or_the_guide() -> None:
+def test_every_tool_has_its_keys_and_stands_in_the_skill_or_the_guide():
     assert set(ANSWER_KEYS) == set(TOOLS)
     text = SKILL.read_text() + (ROOT / "docs" / "how-to" / "agents.md").read_text()
     assert [name for name in TOOLS if name not in text] == []
 
 
-def test_the_skill_follows_the_specification() -> None:
+def test_the_skill_follows_the_specification():
     _, head, body = SKILL.read_text().split("---\n", 2)
     front = yaml.safe_load(head)
     assert front["name"] == SKILL.parent.name
@@ -36,7 +36,7 @@ def test_the_skill_follows_the_specification() -> None:
     assert len(body.splitlines()) < 500
 
 
-def test_the_skill_calls_only_what_there_is() -> None:
+def test_the_skill_calls_only_what_there_is():
     """Tools, their arguments and error codes."""
     text = SKILL.read_text()
     for tool, arguments in re.findall(r"(rl_\w+)\(([^)]*)\)", text):
@@ -51,5 +51,5 @@ def test_the_skill_calls_only_what_there_is() -> None:
     )
 
 
-def _all(kind: type[LachesisError]) -> list[type[LachesisError]]:
+def _all(kind):
     return [kind, *(one for child in kind.__subclasses__() for one in _all(child))]

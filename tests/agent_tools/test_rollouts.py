@@ -1,18 +1,10 @@
 """The tool and the route that return what the model answered in training."""
 
-from collections.abc import Callable
-
-from starlette.testclient import TestClient
-
-from lachesis.agent_tools import http_routes
-from lachesis.base.json_text import Json, to_compact_json
-from lachesis.runs.store import RunStore
+from lachesis.base.json_text import to_compact_json
 from tests.harness.home import make_row, write_run
 
-Ask = Callable[..., Json]
 
-
-def test_rl_get_rollouts(ask: Ask, store: RunStore) -> None:
+def test_rl_get_rollouts(ask, store):
     failed = make_row(2, 1, 1, 0.5, outcome="invalid", reason="the verifier failed")
     rows = [make_row(1, 0, 0, 1.0), make_row(2, 1, 0, 0.0, answer="x" * 3000), failed]
     write_run(store, rollouts=rows)
@@ -33,7 +25,7 @@ def test_rl_get_rollouts(ask: Ask, store: RunStore) -> None:
     assert "steps 1 to 2" in ask("rl_get_rollouts", run_id="0123abcd", step=9)["error"]
 
 
-def test_a_hundred_long_answers_come_in_pages(ask: Ask, store: RunStore) -> None:
+def test_a_hundred_long_answers_come_in_pages(ask, store):
     rows = [make_row(1, 0, number, 0.0, answer=f"{number} {'ü' * 5000}") for number in range(100)]
     write_run(store, rollouts=rows)
     numbers: list[int] = []
@@ -44,12 +36,3 @@ def test_a_hundred_long_answers_come_in_pages(ask: Ask, store: RunStore) -> None
         numbers += [int(row["answer"].split()[0]) for row in answer["rollouts"]]
         cursor = answer.get("next_cursor")
     assert numbers == list(range(100))
-
-
-def test_get_runs_id_rollouts(store: RunStore) -> None:
-    write_run(store, rollouts=[make_row(1, 0, 0, 1.0)])
-    with TestClient(http_routes.create_app(), base_url="http://localhost:8080") as client:
-        answer = client.get("/runs/0123abcd/rollouts", params={"order": "best", "limit": 1})
-        assert answer.json()["rollouts"][0]["prompt"] == "0+1="
-        assert client.get("/runs/0123abcd/rollouts?order=no").status_code == 422
-        assert client.get("/runs/00000000/rollouts").status_code == 404

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,11 @@ import pytest
 from lachesis.agent_tools.draft import select_environment
 from lachesis.agent_tools.launches import start_draft
 from lachesis.agent_tools.session import AgentSession
-from lachesis.base.json_text import Json
 from lachesis.prefect_client import api_requests, submit
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 
-Ask = Callable[..., Json]
-MakeRun = Callable[..., RunRecord]
 
-
-def test_the_same_draft_is_started_once_for_each_key(ask: Ask, submitted: list[str]) -> None:
+def test_the_same_draft_is_started_once_for_each_key(ask, submitted):
     ask("rl_select_environment", name="arithmetic")
     first = ask("rl_start_training")
     assert {
@@ -45,7 +39,7 @@ def test_the_same_draft_is_started_once_for_each_key(ask: Ask, submitted: list[s
     assert len(set(submitted)) == 4
 
 
-def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> None:
+def test_two_starts_at_once_are_one_run(home, submitted):
     select_environment(AgentSession("one"), "arithmetic")
     threads = [
         threading.Thread(target=start_draft, args=(AgentSession("one"),), kwargs={"key": "k"})
@@ -59,8 +53,8 @@ def test_two_starts_at_once_are_one_run(home: Path, submitted: list[str]) -> Non
 
 
 def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
-    desk: AgentSession, submitted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    desk, submitted, monkeypatch
+):
     """The run's folder is there, the server knows nothing, and nobody was told the id."""
     select_environment(desk, "arithmetic")
     with monkeypatch.context() as patched:
@@ -76,9 +70,7 @@ def test_an_agent_that_was_killed_while_starting_gets_its_run_and_no_second_one(
     assert submitted == [left.run_id]
 
 
-def test_a_run_is_resumed_by_the_same_tool(
-    ask: Ask, desk: AgentSession, make_run: MakeRun, submitted: list[str]
-) -> None:
+def test_a_run_is_resumed_by_the_same_tool(ask, desk, make_run, submitted):
     run_id = make_run().run_id
     ask("rl_check_status", run_id=run_id)
     desk.store.update(run_id, status="failed", error="boom")
@@ -101,16 +93,16 @@ def test_a_run_is_resumed_by_the_same_tool(
 class QueueOfTwo:
     """Answer as a server with two runs that go on and two that wait."""
 
-    def read_flow_run(self, flow_run_id: str) -> Json:
+    def read_flow_run(self, flow_run_id):
         return {"id": flow_run_id, "next_scheduled_start_time": "2026-01-01T00:00:00Z"}
 
-    def count_flow_runs(self, _: str, states: list[str], due_before: str | None = None) -> int:
+    def count_flow_runs(self, _, states, due_before=None):
         return 2
 
 
 def test_a_run_without_a_free_place_has_its_place_in_the_queue(
-    ask: Ask, make_run: MakeRun, submitted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ask, make_run, submitted, monkeypatch
+):
     monkeypatch.setenv("LACHESIS_MAX_RUNS", "2")
     api = QueueOfTwo()
     monkeypatch.setattr(submit, "find_deployment", lambda *_: (api, {"id": "d"}))
@@ -122,9 +114,7 @@ def test_a_run_without_a_free_place_has_its_place_in_the_queue(
     assert "LACHESIS_MAX_RUNS" in ask("rl_health_check")["error"]
 
 
-def test_a_start_whose_environment_file_is_gone_is_refused(
-    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_whose_environment_file_is_gone_is_refused(ask, home, monkeypatch):
     source = Path(ask("rl_list_environments")["environments"][0]["file_path"]).read_text()
     folder = home / "envs"
     folder.mkdir()
@@ -135,9 +125,7 @@ def test_a_start_whose_environment_file_is_gone_is_refused(
     assert ask("rl_start_training")["code"] == "unknown_environment"
 
 
-def test_a_server_that_hangs_is_told_as_one_that_is_down(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_is_told_as_one_that_is_down(ask, monkeypatch):
     monkeypatch.setattr(api_requests, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")

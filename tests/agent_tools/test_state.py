@@ -2,21 +2,14 @@
 
 import os
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from lachesis.agent_tools.draft import edit_draft, select_environment, show_draft
 from lachesis.agent_tools.session import AgentSession
-from lachesis.base.json_text import Json
-from lachesis.runs.record import RunRecord
-
-Ask = Callable[..., Json]
-MakeRun = Callable[..., RunRecord]
 
 
-def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: Path) -> None:
+def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home):
     one, other = AgentSession("one"), AgentSession("other")
     select_environment(one, "arithmetic")
     select_environment(other, "arithmetic")
@@ -25,7 +18,7 @@ def test_two_agents_do_not_disturb_each_other_and_a_restarted_one_goes_on(home: 
     assert show_draft(AgentSession("other"))["configurable_fields"][0]["current_value"] == 16
 
 
-def test_two_edits_at_once_are_both_kept(home: Path) -> None:
+def test_two_edits_at_once_are_both_kept(home):
     select_environment(AgentSession("one"), "arithmetic")
     edits = {
         "group_size": 8,
@@ -51,9 +44,7 @@ def test_two_edits_at_once_are_both_kept(home: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"starts": 7}', b"\xff\xfe\x00"])
-def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
-    desk: AgentSession, ask: Ask, content: bytes
-) -> None:
+def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(desk, ask, content):
     select_environment(desk, "arithmetic")
     desk.session_file.file.write_bytes(content)
     answer = ask("rl_edit_config", field="group_size", value=8)
@@ -66,7 +57,7 @@ def test_a_damaged_state_is_told_kept_aside_and_never_overwritten(
     assert aside.read_bytes() == content
 
 
-def test_state_belongs_to_its_owner_alone(desk: AgentSession) -> None:
+def test_state_belongs_to_its_owner_alone(desk):
     select_environment(desk, "arithmetic")
     assert os.stat(desk.session_file.file).st_mode & 0o077 == 0
     assert os.stat(desk.session_file.file.parent).st_mode & 0o077 == 0

@@ -2,19 +2,17 @@
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lachesis.agent_tools import tools
 from lachesis.agent_tools.draft import select_environment
-from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.json_text import Json
 
 
-def test_the_helpers_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_helpers_name_what_is_missing(monkeypatch):
     assert tools.check_rl_python_version()
     assert tools.check_rl_api_keys()
     assert tools.get_missing_keys() == []
@@ -25,9 +23,7 @@ def test_the_helpers_name_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     assert tools.check_rl_api_keys()
 
 
-async def test_a_tool_is_an_async_function_that_gives_json_text(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tool_is_an_async_function_that_gives_json_text(home, monkeypatch):
     """As an agent's own loop calls it."""
     assert inspect.iscoroutinefunction(tools.rl_edit_config)
     assert list(inspect.signature(tools.rl_edit_config).parameters) == ["field", "value"]
@@ -61,7 +57,7 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_bad_arguments_are_errors_and_never_faults(name: str, desk: AgentSession) -> None:
+def test_bad_arguments_are_errors_and_never_faults(name, desk):
     """Each argument missing, null, of a wrong type, absurdly long, like a path, with control
     characters.
     """

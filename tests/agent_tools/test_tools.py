@@ -3,24 +3,16 @@
 import json
 import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from lachesis.agent_tools.session import AgentSession
-from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.harness.locked_values import LOCKED_VALUES
 
-Ask = Callable[..., Json]
-MakeRun = Callable[..., RunRecord]
 
-
-def test_rl_list_environments(ask: Ask) -> None:
+def test_rl_list_environments(ask):
     answer = ask("rl_list_environments")
     assert set(answer) == {"environments", "count", "tips"}
     assert answer["count"] == len(answer["environments"]) >= 1
@@ -30,7 +22,7 @@ def test_rl_list_environments(ask: Ask) -> None:
     assert set(arithmetic) == {"name", "class_name", "file_path", "description"}
 
 
-def test_rl_list_models(ask: Ask) -> None:
+def test_rl_list_models(ask):
     answer = ask("rl_list_models")
     assert answer["profile"] == "embedded"
     (tiny,) = answer["models"]
@@ -43,7 +35,7 @@ def test_rl_list_models(ask: Ask) -> None:
     assert (refused["code"], refused["missing"]) == ("missing_key", ["TINKER_API_KEY"])
 
 
-def test_rl_select_environment(ask: Ask) -> None:
+def test_rl_select_environment(ask):
     answer = ask("rl_select_environment", name="arithmetic")
     assert {"message", "environment", "file_path", "config"} <= set(answer)
     assert answer["config"]["group_size"] == 16
@@ -55,7 +47,7 @@ def test_rl_select_environment(ask: Ask) -> None:
     )
 
 
-def test_rl_get_current_config(ask: Ask) -> None:
+def test_rl_get_current_config(ask):
     assert ask("rl_get_current_config")["code"] == "run_state"
     ask("rl_select_environment", name="arithmetic")
     answer = ask("rl_get_current_config")
@@ -71,7 +63,7 @@ def test_rl_get_current_config(ask: Ask) -> None:
     assert ask("rl_edit_config", field="testing", value=True)["locked_value"] is False
 
 
-def test_rl_edit_config(ask: Ask) -> None:
+def test_rl_edit_config(ask):
     ask("rl_select_environment", name="arithmetic")
     answer = ask("rl_edit_config", field="group_size", value=32)
     assert answer["field"] == "group_size"
@@ -85,7 +77,7 @@ def test_rl_edit_config(ask: Ask) -> None:
     assert ask("rl_get_current_config")["configurable_fields"][0]["current_value"] == 32
 
 
-def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> None:
+def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask):
     """Only the dialect differs: vllm, which fails loudly where sglang gives an empty completion."""
     ask("rl_select_environment", name="arithmetic", profile="tinker")
     locked = {
@@ -113,9 +105,7 @@ def test_the_locked_values_of_the_cloud_are_those_of_the_contract(ask: Ask) -> N
         ("use_wandb", "maybe", "boolean"),
     ],
 )
-def test_a_wrong_value_is_refused_and_nothing_changes(
-    ask: Ask, desk: AgentSession, field: str, value: Any, allowed: str
-) -> None:
+def test_a_wrong_value_is_refused_and_nothing_changes(ask, desk, field, value, allowed):
     ask("rl_select_environment", name="arithmetic")
     before = desk.session_file.read()
     answer = ask("rl_edit_config", field=field, value=value)
@@ -124,14 +114,14 @@ def test_a_wrong_value_is_refused_and_nothing_changes(
     assert desk.session_file.read() == before
 
 
-def test_a_name_that_is_taken_away_is_made_again(ask: Ask) -> None:
+def test_a_name_that_is_taken_away_is_made_again(ask):
     """The Atropos API takes no environment without a name."""
     ask("rl_select_environment", name="arithmetic")
     ask("rl_edit_config", field="wandb_name", value=None)
     assert "wandb_name: arithmetic-20" in ask("rl_start_training", dry_run=True)["config_yaml"]
 
 
-def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) -> None:
+def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask):
     """Two fields that depend on each other are edited one after the other."""
     ask("rl_select_environment", name="arithmetic")
     assert "multiple" in ask("rl_edit_config", field="group_size", value=12)["problem"]
@@ -141,7 +131,7 @@ def test_values_that_do_not_fit_together_are_told_and_can_be_mended(ask: Ask) ->
     assert ask("rl_start_training", dry_run=True)["config"]["batch_size"] == 132
 
 
-def test_rl_start_training(ask: Ask) -> None:
+def test_rl_start_training(ask):
     """Without a server: what a start would do, and what it refuses. A real start is in
     tests/e2e.
     """
@@ -174,7 +164,7 @@ def test_rl_start_training(ask: Ask) -> None:
     assert missing["missing"] == ["TINKER_API_KEY"]
 
 
-def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
+def test_rl_check_status(ask, desk, make_run):
     run = make_run()
     metrics = MetricsFile(RunStore(desk.store.home).dir(run.run_id).metrics)
     metrics.append(1, {"reward/mean": 0.25})
@@ -227,9 +217,7 @@ def test_rl_check_status(ask: Ask, desk: AgentSession, make_run: MakeRun) -> Non
         {"stalled": {"part": "sampler", "since": "2026-11-25T04:00:00+00:00", "evidence": "e"}},
     ],
 )
-def test_a_stall_and_another_word_are_reported_at_once(
-    desk: AgentSession, ask: Ask, make_run: MakeRun, change: Json
-) -> None:
+def test_a_stall_and_another_word_are_reported_at_once(desk, ask, make_run, change):
     """Nobody may read for half an hour that a run continues which stands still."""
     health = {"word": "healthy", "evidence": [], "advice": [], "at": now_iso(), "stalled": None}
     run_id = make_run(health=health).run_id
@@ -249,18 +237,14 @@ def test_a_stall_and_another_word_are_reported_at_once(
         assert entry["stalled"] == "stalled in sampler since 2026-11-25T04:00:00+00:00: e"
 
 
-def test_the_limit_of_status_reports_is_a_setting(
-    ask: Ask, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_of_status_reports_is_a_setting(ask, make_run, monkeypatch):
     run_id = make_run().run_id
     monkeypatch.setenv("LACHESIS_STATUS_INTERVAL_S", "0")
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
     assert "rate_limited" not in ask("rl_check_status", run_id=run_id)
 
 
-def test_the_time_that_is_left_comes_from_the_last_steps(
-    ask: Ask, desk: AgentSession, make_run: MakeRun
-) -> None:
+def test_the_time_that_is_left_comes_from_the_last_steps(ask, desk, make_run):
     run = make_run()
     begun = time.time() + 1
     lines = [{"step": step, "time": begun + 2 * step, "reward/mean": 0.5} for step in range(1, 5)]
@@ -276,7 +260,7 @@ def test_the_time_that_is_left_comes_from_the_last_steps(
     }
 
 
-def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
+def test_rl_stop_training(ask, make_run):
     unknown = ask("rl_stop_training", run_id="ffffffff")
     assert unknown["code"] == "unknown_run"
     assert unknown["active_runs"] == []
@@ -287,7 +271,7 @@ def test_rl_stop_training(ask: Ask, make_run: MakeRun) -> None:
     assert stopped["status"] == "stopped"
 
 
-def test_rl_get_results(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None:
+def test_rl_get_results(ask, desk, make_run):
     assert ask("rl_get_results", run_id="ffffffff")["code"] == "unknown_run"
     run = make_run(status="completed")
     metrics = MetricsFile(desk.store.dir(run.run_id).metrics)
@@ -308,7 +292,7 @@ def test_rl_get_results(ask: Ask, desk: AgentSession, make_run: MakeRun) -> None
     assert answer["weights"] == {}, "this run has saved none"
 
 
-def test_rl_list_runs(ask: Ask, make_run: MakeRun) -> None:
+def test_rl_list_runs(ask, make_run):
     assert ask("rl_list_runs") == {"runs": [], "count": 0}
     ids = [make_run(status="completed").run_id for _ in range(3)]
     answer = ask("rl_list_runs")
@@ -320,7 +304,7 @@ def test_rl_list_runs(ask: Ask, make_run: MakeRun) -> None:
     assert len(ask("rl_list_runs", limit=2)["runs"]) == 2
 
 
-def test_rl_test_inference(ask: Ask) -> None:
+def test_rl_test_inference(ask):
     """What it refuses. Real tests are in tests/e2e."""
     assert ask("rl_test_inference")["code"] == "run_state"
     ask("rl_select_environment", name="arithmetic")
@@ -333,7 +317,7 @@ def test_rl_test_inference(ask: Ask) -> None:
     assert ask("rl_test_inference", num_steps=0)["code"] == "arguments"
 
 
-def test_rl_health_check(ask: Ask) -> None:
+def test_rl_health_check(ask):
     answer = ask("rl_health_check")
     assert answer["status"] == "degraded"
     assert "lachesis serve" in answer["problems"][0]

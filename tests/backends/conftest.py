@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ RAY_PORT = 6379
 
 
 @pytest.fixture(scope="session")
-def skyrl() -> Path:
+def skyrl():
     """The folder that holds SkyRL's environment, which is made from PyPI's packages."""
     folder = BACKENDS_HOME / "backends"
     if not (folder / "skyrl" / "bin" / "ray").exists():
@@ -34,10 +33,10 @@ def skyrl() -> Path:
 
 
 @pytest.fixture
-def make_place(new_home: Callable[[], Path], skyrl: Path) -> Callable[..., ServedHome]:
+def make_place(new_home, skyrl):
     """A factory of homes that have the tiny model and SkyRL."""
 
-    def make(prefix: tuple[str, ...] = (), **env: str) -> ServedHome:
+    def make(prefix=(), **env):
         home = new_home()
         (home / "backends").symlink_to(skyrl)
         return ServedHome(home, prefix, JAX_PLATFORMS="cpu", **env)
@@ -48,11 +47,11 @@ def make_place(new_home: Callable[[], Path], skyrl: Path) -> Callable[..., Serve
 # --- two hosts
 
 
-def run_ip(*words: str) -> None:
+def run_ip(*words):
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def find_namespace_problem() -> str | None:
+def find_namespace_problem():
     """Return why no network namespace can be made here, or None."""
     if shutil.which("ip") is None:
         return "there is no `ip` (package iproute2)"
@@ -65,7 +64,7 @@ def find_namespace_problem() -> str | None:
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[None]:
+def two_hosts():
     """Two network namespaces that reach each other, each with its own address for its name."""
     if problem := find_namespace_problem():
         pytest.skip(problem)
@@ -88,7 +87,7 @@ def two_hosts() -> Iterator[None]:
         _remove_hosts()
 
 
-def _remove_hosts() -> None:
+def _remove_hosts():
     for host in HOSTS:
         if (Path("/run/netns") / host).exists():
             for pid in list_pids(host):
@@ -98,12 +97,12 @@ def _remove_hosts() -> None:
         shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)
 
 
-def list_pids(host: str) -> list[int]:
+def list_pids(host):
     listed = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True)
     return [int(pid) for pid in listed.stdout.split()]
 
 
-def list_workers(host: str) -> list[str]:
+def list_workers(host):
     """Return the names of the processes of a host that Ray has started for somebody."""
     commands = []
     for pid in list_pids(host):
@@ -114,7 +113,7 @@ def list_workers(host: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def start_ray(skyrl: Path, tmp_path: Path) -> Iterator[None]:
+def start_ray(skyrl, tmp_path):
     """Start Ray's daemons on both hosts, as their owner does, and end them afterwards."""
     ray, processes = str(skyrl / "skyrl" / "bin" / "ray"), []
     places = (

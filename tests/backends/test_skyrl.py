@@ -4,15 +4,11 @@ import json
 import os
 import signal
 import statistics
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import RunRecord
 from tests.backends.conftest import ADDRESSES, HOSTS, RAY_PORT, list_workers, start_ray
-from tests.harness.served_home import ServedHome
 
 pytestmark = [pytest.mark.backends, pytest.mark.timeout(3000)]
 NUM_STEPS, STOPPED_AT = 100, 12
@@ -32,7 +28,7 @@ FIELDS = {
 START_S, TRAINING_S = 300, 900
 
 
-def start(place: ServedHome, *more: str, **fields: object) -> RunRecord:
+def start(place, *more, **fields):
     options = [
         part
         for name, value in {**FIELDS, **fields}.items()
@@ -44,16 +40,16 @@ def start(place: ServedHome, *more: str, **fields: object) -> RunRecord:
     return place.load(answer["run_id"])
 
 
-def read_rewards(place: ServedHome, run_id: str) -> list[float]:
+def read_rewards(place, run_id):
     metrics = MetricsFile(place.store.dir(run_id).metrics).read()
     return [float(step["reward/mean"]) for step in metrics]
 
 
-def has_steps(place: ServedHome, number: int) -> Callable[[RunRecord], bool]:
+def has_steps(place, number):
     return lambda record: len(read_rewards(place, record.run_id)) >= number
 
 
-def check_whole_life(place: ServedHome, tmp_path: Path, **fields: object) -> None:
+def check_whole_life(place, tmp_path, **fields):
     """Train, stop, resume, train to the end, hand over the weights, and go on from them."""
     run = start(place, "--model", "tiny", **fields)
     place.wait_for_run(run.run_id, lambda record: record.status == "running", START_S)
@@ -82,16 +78,14 @@ def check_whole_life(place: ServedHome, tmp_path: Path, **fields: object) -> Non
     assert statistics.mean(read_rewards(place, later.run_id)) >= 0.45
 
 
-def test_a_run_on_one_process(make_place: Callable[..., ServedHome], tmp_path: Path) -> None:
+def test_a_run_on_one_process(make_place, tmp_path):
     place = make_place()
     with place.served():
         check_whole_life(place, tmp_path)
 
 
 @pytest.mark.usefixtures("two_hosts")
-def test_a_run_on_two_hosts(
-    make_place: Callable[..., ServedHome], skyrl: Path, tmp_path: Path
-) -> None:
+def test_a_run_on_two_hosts(make_place, skyrl, tmp_path):
     """Ray runs on both hosts; the engine of the run has a process on each."""
     settings = {
         "use_ray": True,
@@ -113,7 +107,7 @@ def test_a_run_on_two_hosts(
             check_whole_life(place, tmp_path, backend_config=config)
 
 
-def test_ray_that_the_engine_has_started_is_ended(make_place: Callable[..., ServedHome]) -> None:
+def test_ray_that_the_engine_has_started_is_ended(make_place):
     """Its daemons outlive a server that is killed; the end of the run takes them along."""
     place = make_place()
     with place.served():

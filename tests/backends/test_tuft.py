@@ -7,8 +7,6 @@ what this mode needs.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +31,7 @@ UNKNOWN = {"base beside adapter", "snapshots", "gradient", "end tokens"}
 
 
 @pytest.fixture(scope="module")
-def tuft() -> Path:
+def tuft():
     """TuFT's command, in an environment of its own."""
     command = FOLDER / "bin" / "tuft"
     if not command.exists():
@@ -48,7 +46,7 @@ def tuft() -> Path:
 
 
 @pytest.fixture
-def bridge_url(tuft: Path, random_model: str, tmp_path: Path) -> Iterator[str]:
+def bridge_url(tuft, random_model, tmp_path):
     """The address of a bridge before TuFT."""
     config = tmp_path / "tuft.yaml"
     model = {
@@ -76,8 +74,8 @@ def bridge_url(tuft: Path, random_model: str, tmp_path: Path) -> Iterator[str]:
 
 
 def test_every_operation_works_and_canned_answers_are_found_out(
-    bridge_url: str, random_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bridge_url, random_model, monkeypatch
+):
     monkeypatch.setenv("TINKER_BASE_URL", bridge_url)
     monkeypatch.setenv("TINKER_API_KEY", TOKEN)
     with open_backend_session(random_model) as session:

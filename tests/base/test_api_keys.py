@@ -22,7 +22,7 @@ BACKEND = "tests.harness.keyring.FileKeyring"
 
 
 @pytest.fixture
-def hermes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hermes_file(tmp_path, monkeypatch):
     file = tmp_path / ".hermes" / ".env"
     file.parent.mkdir()
     monkeypatch.setenv("HERMES_HOME", str(file.parent))
@@ -32,7 +32,7 @@ def hermes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def keyring_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def keyring_file(tmp_path, monkeypatch):
     """The file of a keyring that this process and its children use."""
     file = tmp_path / "keyring.json"
     file.write_text("{}")
@@ -46,8 +46,8 @@ def keyring_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_environment_comes_before_the_file_and_the_keyring(
-    hermes_file: Path, keyring_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hermes_file, keyring_file, monkeypatch
+):
     assert find_key("TINKER_API_KEY") is None
     keyring_file.write_text(json.dumps({"TINKER_API_KEY": KEYRING_KEY}))
     key = find_key("TINKER_API_KEY")
@@ -61,7 +61,7 @@ def test_the_environment_comes_before_the_file_and_the_keyring(
     assert read_key("TINKER_API_KEY") == "tml-mine"
 
 
-def test_a_key_is_not_shown(hermes_file: Path) -> None:
+def test_a_key_is_not_shown(hermes_file):
     hermes_file.write_text(f"TINKER_API_KEY={FILE_KEY}\n")
     key = find_key("TINKER_API_KEY")
     assert FILE_KEY not in repr(key)
@@ -71,8 +71,8 @@ def test_a_key_is_not_shown(hermes_file: Path) -> None:
 
 @pytest.mark.parametrize("owner", ["the environment", "the keyring"])
 def test_a_file_cannot_send_the_key_of_another_place_elsewhere(
-    owner: str, hermes_file: Path, keyring_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    owner, hermes_file, keyring_file, monkeypatch
+):
     hermes_file.write_text("TINKER_BASE_URL=http://127.0.0.1:9\n")
     if owner == "the environment":
         monkeypatch.setenv("TINKER_API_KEY", "tml-mine")
@@ -84,7 +84,7 @@ def test_a_file_cannot_send_the_key_of_another_place_elsewhere(
     assert read_key("TINKER_BASE_URL") == "http://127.0.0.1:8"
 
 
-def test_an_address_comes_with_its_key(hermes_file: Path) -> None:
+def test_an_address_comes_with_its_key(hermes_file):
     hermes_file.write_text(
         f"TINKER_BASE_URL=http://127.0.0.1:9\nTINKER_API_KEY={FILE_KEY}\nOPENAI_API_KEY=sk-hermes\n"
     )
@@ -92,7 +92,7 @@ def test_an_address_comes_with_its_key(hermes_file: Path) -> None:
     assert read_key("OPENAI_API_KEY") == "", "Hermes' own model is not ours to use"
 
 
-def test_adopted_keys_are_for_children(hermes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adopted_keys_are_for_children(hermes_file, monkeypatch):
     environ = {**os.environ, "WANDB_API_KEY": "wandb-mine"}
     monkeypatch.setattr(os, "environ", environ)
     hermes_file.write_text(f"TINKER_API_KEY={FILE_KEY}\nTINKER_BASE_URL=http://127.0.0.1:9\n")
@@ -104,7 +104,7 @@ def test_adopted_keys_are_for_children(hermes_file: Path, monkeypatch: pytest.Mo
     assert environ["TINKER_API_KEY"] == FILE_KEY
 
 
-def test_a_missing_key_names_all_places(hermes_file: Path, keyring_file: Path) -> None:
+def test_a_missing_key_names_all_places(hermes_file, keyring_file):
     for check in (lambda: check_profile("tinker"), lambda: check_endpoint(["some/model"])):
         with pytest.raises(MissingKeyError) as raised:
             check()
@@ -114,8 +114,8 @@ def test_a_missing_key_names_all_places(hermes_file: Path, keyring_file: Path) -
 
 @pytest.mark.parametrize("state", ["locked", "silent"])
 def test_a_keyring_that_does_not_answer_is_asked_once(
-    state: str, hermes_file: Path, keyring_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    state, hermes_file, keyring_file, monkeypatch
+):
     keyring_file.write_text(json.dumps(state))
     monkeypatch.setattr(api_keys, "KEYRING_TIMEOUT_S", 0.5)
     started_at = time.monotonic()
@@ -124,9 +124,7 @@ def test_a_keyring_that_does_not_answer_is_asked_once(
     assert Path(f"{keyring_file}.asked").read_text().split() == ["TINKER_API_KEY"]
 
 
-def test_doctor_shows_places_and_no_value(
-    hermes_file: Path, keyring_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_shows_places_and_no_value(hermes_file, keyring_file, monkeypatch):
     hermes_file.write_text(f"TINKER_API_KEY={FILE_KEY}\n")
     keyring_file.write_text(json.dumps({"OPENROUTER_API_KEY": KEYRING_KEY}))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -140,7 +138,7 @@ def test_doctor_shows_places_and_no_value(
     assert states["key of W&B"] == "without WANDB_API_KEY"
 
 
-def _run_doctor(*options: str) -> str:
+def _run_doctor(*options):
     command: list[Any] = [sys.executable, "-m", "lachesis.cli.main", "doctor", *options]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout + answer.stderr

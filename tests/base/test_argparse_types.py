@@ -21,9 +21,7 @@ from tests.harness.command_line import parse_command
         (["api", "--port", "0"], "1 to 65535"),
     ],
 )
-def test_a_number_out_of_bounds_is_refused(
-    capsys: pytest.CaptureFixture[str], words: list[str], allowed: str
-) -> None:
+def test_a_number_out_of_bounds_is_refused(capsys, words, allowed):
     with pytest.raises(SystemExit):
         main(words)
     message = capsys.readouterr().err.splitlines()[0]
@@ -31,6 +29,6 @@ def test_a_number_out_of_bounds_is_refused(
     assert repr(words[-1]) in message
 
 
-def test_a_number_within_bounds_is_read() -> None:
+def test_a_number_within_bounds_is_read():
     assert parse_command(["test", "arithmetic", "--steps", "7"]).steps == 7
     assert parse_command(["train", "arithmetic", "--seed", "0"]).seed == 0

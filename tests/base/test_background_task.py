@@ -3,31 +3,27 @@
 import asyncio
 import contextlib
 
-import pytest
-
 from lachesis.base import background_task
 from lachesis.base.background_task import keep_running
 
 
-def test_a_task_that_fails_or_ends_is_begun_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_fails_or_ends_is_begun_again(monkeypatch, caplog):
     begun: list[int] = []
     pauses: list[float] = []
     sleep = asyncio.sleep
 
-    async def wait(seconds: float) -> None:
+    async def wait(seconds):
         pauses.append(seconds)
         await sleep(0)
 
-    async def work() -> None:
+    async def work():
         begun.append(1)
         if len(begun) == 1:
             raise AttributeError("a private field of Prefect is gone")
         if len(begun) > 8:
             await sleep(600)
 
-    async def main() -> None:
+    async def main():
         task = asyncio.create_task(keep_running("the watch", work))
         while len(begun) < 9:
             await sleep(0)

@@ -17,11 +17,11 @@ from tests.checkpoints.test_start_from_checkpoint import RUN
 from tests.harness.home import write_run
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
+def test_forks_in_threads_leave_the_process_as_it_was(tmp_path):
     """The umask belongs to the whole process: who changes it for a moment changes it for every
     thread.
     """
@@ -53,7 +53,7 @@ def test_forks_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
     )
 
 
-def test_the_folders_above_are_private_too(tmp_path: Path) -> None:
+def test_the_folders_above_are_private_too(tmp_path):
     before = os.umask(0o022)
     try:
         files.make_private_folder(tmp_path / "a" / "b")
@@ -64,7 +64,7 @@ def test_the_folders_above_are_private_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_appears_when_it_is_whole(tmp_path: Path, exists: bool) -> None:
+def test_a_folder_appears_when_it_is_whole(tmp_path, exists):
     target = tmp_path / "new" / "target"
     if exists:
         target.mkdir(parents=True)
@@ -77,12 +77,12 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path, exists: bool) -> None
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, exists: bool) -> None:
+def test_a_folder_that_fails_leaves_nothing(tmp_path, exists):
     target = tmp_path / "target"
     if exists:
         target.mkdir()
 
-    def fill() -> None:
+    def fill():
         with create_folder_atomically(target) as place:
             (place / "file").write_text("half")
             raise ValueError("broken")
@@ -92,19 +92,17 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path, exists: bool) -> Non
     assert list(tmp_path.rglob("*")) == [target] * exists
 
 
-def test_the_working_directory_can_be_filled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_directory_can_be_filled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with create_folder_atomically(Path(".")) as place:
         (place / "file").write_text("content")
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_of_two_that_fill_one_folder_the_first_wins(tmp_path: Path) -> None:
+def test_of_two_that_fill_one_folder_the_first_wins(tmp_path):
     target = tmp_path / "target"
 
-    def fill_second() -> None:
+    def fill_second():
         with create_folder_atomically(target) as late:
             (late / "file").write_text("second")
             with create_folder_atomically(target) as early:

@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,18 @@ DEADLINE_S = 0.4
 PACKAGE = Path(http_server.__file__).parents[1]
 
 
-def test_it_is_the_version_that_the_module_was_written_for() -> None:
+def test_it_is_the_version_that_the_module_was_written_for():
     assert importlib.metadata.version("uvicorn") == http_server.UVICORN_VERSION
 
 
-def test_a_server_in_the_background_leaves_the_signals_alone() -> None:
+def test_a_server_in_the_background_leaves_the_signals_alone():
     assert "capture_signals" in vars(uvicorn.Server), "uvicorn calls it around serving"
     before = signal.getsignal(signal.SIGTERM)
     with SignalFreeServer(uvicorn.Config(lambda: None)).capture_signals():
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_run_serves_the_wrapped_application(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_serves_the_wrapped_application(monkeypatch):
     served: list[Any] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.append((app, options)))
     wrap_served_apps(lambda app, host: (app, host))  # type: ignore[arg-type, return-value]
@@ -42,11 +41,11 @@ def test_run_serves_the_wrapped_application(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def port(monkeypatch):
     """A server that reads each body whole and gives it back; the deadline is short."""
     monkeypatch.setattr(http_server, "MAX_RECEIVE_S", DEADLINE_S)
 
-    async def echo(scope: Any, receive: Any, send: Any) -> None:
+    async def echo(scope, receive, send):
         body, has_more = b"", True
         while has_more:
             message = await receive()
@@ -83,7 +82,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n"
     [[], [HEAD], [HEAD, *6 * [b"X"]], [HEAD + b"\r\nabc"], [HEAD + b"\r\nabcdef", HEAD]],
     ids=["nothing", "half a head", "head byte by byte", "half a body", "half a second request"],
 )
-def test_half_a_request_does_not_stay_open(port: int, parts: list[bytes]) -> None:
+def test_half_a_request_does_not_stay_open(port, parts):
     with socket.create_connection(("127.0.0.1", port), timeout=20 * DEADLINE_S) as client:
         answer = b""
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -95,7 +94,7 @@ def test_half_a_request_does_not_stay_open(port: int, parts: list[bytes]) -> Non
         assert answer.count(b"200 OK") == (len(parts) == 2 and b"abcdef" in parts[0])
 
 
-def test_a_slow_body_and_a_pause_between_requests_are_allowed(port: int) -> None:
+def test_a_slow_body_and_a_pause_between_requests_are_allowed(port):
     with socket.create_connection(("127.0.0.1", port), timeout=20 * DEADLINE_S) as client:
         for _ in range(2):
             client.sendall(HEAD + b"\r\n")
@@ -111,7 +110,7 @@ def test_a_slow_body_and_a_pause_between_requests_are_allowed(port: int) -> None
             time.sleep(2 * DEADLINE_S)
 
 
-def test_every_server_of_ours_has_the_deadline() -> None:
+def test_every_server_of_ours_has_the_deadline():
     """Each call of uvicorn in the code names the protocol; Prefect's gets it by the wrapper."""
     calls = [
         (file, call)

@@ -1,7 +1,6 @@
 """A record is never cut, whatever character its text holds."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,15 +20,13 @@ records = st.lists(
 
 
 @given(records, st.booleans(), st.sampled_from(["\n", "\r\n"]))
-def test_what_was_written_is_read(
-    written: list[dict[str, object]], ascii_only: bool, end: str
-) -> None:
+def test_what_was_written_is_read(written, ascii_only, end):
     content = "".join(json.dumps(record, ensure_ascii=ascii_only) + end for record in written)
     assert parse_json_lines(content.encode()) == written
 
 
 @given(records, texts)
-def test_a_cut_line_costs_no_other_one(written: list[dict[str, object]], text: str) -> None:
+def test_a_cut_line_costs_no_other_one(written, text):
     content = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in written).encode()
     cut = json.dumps({"text": text}, ensure_ascii=False).encode()[:-1]
     assert parse_json_lines(content + cut) == written
@@ -37,17 +34,17 @@ def test_a_cut_line_costs_no_other_one(written: list[dict[str, object]], text: s
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=("Cs",)))))
-def test_only_a_line_feed_ends_a_line(lines: list[str]) -> None:
+def test_only_a_line_feed_ends_a_line(lines):
     assert split_lines("\r\n".join(lines)) == (lines or [""])
     assert split_lines("\n".join(lines)) == (lines or [""])
 
 
-def test_an_absent_file_has_no_lines(tmp_path: Path) -> None:
+def test_an_absent_file_has_no_lines(tmp_path):
     assert read_json_lines(tmp_path / "absent.jsonl") == []
 
 
 @pytest.mark.parametrize("separator", SEPARATORS, ids=lambda one: f"U+{ord(one):04X}")
-def test_scores_stay_with_their_own_group(tmp_path: Path, separator: str) -> None:
+def test_scores_stay_with_their_own_group(tmp_path, separator):
     """A first group that got lost gave its measures to the second one."""
     output = tmp_path / "test.jsonl"
     groups = [{"scores": [0.0, 0.0], "text": f"a{separator}b"}, {"scores": [0.0, 1.0], "text": "c"}]
@@ -69,7 +66,7 @@ def test_scores_stay_with_their_own_group(tmp_path: Path, separator: str) -> Non
     ]
 
 
-def test_a_metric_with_such_a_name_is_read(tmp_path: Path) -> None:
+def test_a_metric_with_such_a_name_is_read(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "reward/parts/a\u2028b": 0.5}\n{"step": 2}\n', encoding="utf-8")
     assert [step["step"] for step in MetricsFile(file).read()] == [1, 2]

@@ -6,8 +6,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +14,6 @@ from lachesis.base import managed_process
 from lachesis.base.errors import EnvironmentLoadError, ProcessExitedError, StorageError
 from lachesis.base.managed_process import (
     OUTPUT_TAIL_BYTES,
-    BoundedResult,
     ManagedProcess,
     ProcessIdentity,
     run_bounded,
@@ -28,7 +25,7 @@ from tests.harness.waiting import wait_until
 BASE = "from atroposlib.envs.base import BaseEnv\nclass A(BaseEnv):\n    pass\n"
 
 
-def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[BoundedResult, float]:
+def run(code, *, timeout_s=60.0, request=b""):
     started = time.monotonic()
     ended = run_bounded(
         [sys.executable, "-S", "-c", code],
@@ -39,7 +36,7 @@ def run(code: str, *, timeout_s: float = 60.0, request: bytes = b"") -> tuple[Bo
     return ended, time.monotonic() - started
 
 
-def test_a_child_that_ends_is_told_with_its_last_words() -> None:
+def test_a_child_that_ends_is_told_with_its_last_words():
     ended, _ = run(
         "import sys; print(sys.stdin.read() * 2); print(repr(sys.stdin.read()), file=sys.stderr); "
         "sys.exit(3)",
@@ -58,7 +55,7 @@ def test_a_child_that_ends_is_told_with_its_last_words() -> None:
         "bytes(60000))",
     ],
 )
-def test_output_without_end_is_cut_off(code: str) -> None:
+def test_output_without_end_is_cut_off(code):
     ended, took_s = run(code)
     assert (ended.end_reason, ended.exit_code) == ("output", -9)
     assert len(ended.output) <= OUTPUT_TAIL_BYTES
@@ -66,7 +63,7 @@ def test_output_without_end_is_cut_off(code: str) -> None:
     assert took_s < 30
 
 
-def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path):
     pid = tmp_path / "pid"
     sleeps = (
         f"import os, time\nif os.fork() == 0: open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
@@ -82,7 +79,7 @@ def test_a_child_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> N
     )
 
 
-def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
+def test_a_grandchild_that_holds_the_output_open_is_not_waited_for():
     ended, took_s = run(
         "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nprint('done', "
         "flush=True)\nos._exit(0)"
@@ -91,13 +88,13 @@ def test_a_grandchild_that_holds_the_output_open_is_not_waited_for() -> None:
     assert took_s < 30
 
 
-def test_an_environment_that_reads_its_input_is_told_so(tmp_path: Path) -> None:
+def test_an_environment_that_reads_its_input_is_told_so(tmp_path):
     (tmp_path / "asks.py").write_text("name = input('your name? ')\n" + BASE)
     with pytest.raises(EnvironmentLoadError, match=r"EOFError at asks\.py:1: EOF when reading"):
         lookup.load_schema(lookup.find_environment("asks", [tmp_path]))
 
 
-def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path: Path) -> None:
+def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path):
     (tmp_path / "loud.py").write_text("while True:\n    print('all work and no play')\n" + BASE)
     started = time.monotonic()
     code, found, said = lachesis("env", "check", "loud.py", home=tmp_path / "home", cwd=tmp_path)
@@ -108,7 +105,7 @@ def test_a_check_of_a_file_that_prints_without_end_is_one_line(tmp_path: Path) -
     assert "Traceback" not in told + said
 
 
-def start(tmp_path: Path, code: str, **options: Any) -> ManagedProcess:
+def start(tmp_path, code, **options):
     process = ManagedProcess(
         "clock", [sys.executable, "-S", "-c", code], tmp_path / "clock.log", **options
     )
@@ -116,7 +113,7 @@ def start(tmp_path: Path, code: str, **options: Any) -> ManagedProcess:
     return process
 
 
-def test_an_identity_is_that_of_one_process(tmp_path: Path) -> None:
+def test_an_identity_is_that_of_one_process(tmp_path):
     """Not that of a later one with the same id, nor of a zombie, and it survives a file."""
     process = start(tmp_path, "import time; time.sleep(600)")
     identity = ProcessIdentity.read(process.pid)
@@ -134,7 +131,7 @@ def test_an_identity_is_that_of_one_process(tmp_path: Path) -> None:
     assert process.wait() == -9
 
 
-def test_an_identity_without_proc_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_identity_without_proc_is_the_same(monkeypatch):
     """macOS has none."""
     own = ProcessIdentity._read_without_proc(os.getpid())
     assert own is not None
@@ -143,8 +140,8 @@ def test_an_identity_without_proc_is_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_that_died_is_started_again_after_longer_and_longer_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     now = 1000.0
     monkeypatch.setattr(managed_process.time, "monotonic", lambda: now)
     process = start(tmp_path, "print('bye'); raise SystemExit(3)")
@@ -168,9 +165,7 @@ def test_a_process_that_died_is_started_again_after_longer_and_longer_pauses(
     process.wait()
 
 
-def test_what_cannot_be_started_again_now_is_tried_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_started_again_now_is_tried_later(tmp_path, monkeypatch):
     """A full disk must not end the launcher, and all runs with it."""
     monkeypatch.setattr(managed_process, "RESTART_PAUSES_S", (0.0,))
     process = start(tmp_path, "")
@@ -182,14 +177,14 @@ def test_what_cannot_be_started_again_now_is_tried_later(
     process.wait()
 
 
-def test_a_log_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_log_is_its_owners_alone(tmp_path):
     process = start(tmp_path, "")
     process.wait()
     assert process.log.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("is_hung", [False, True])
-def test_a_process_ends_with_its_children(tmp_path: Path, is_hung: bool) -> None:
+def test_a_process_ends_with_its_children(tmp_path, is_hung):
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if is_hung else ""
     process = start(
         tmp_path, f"{ignore}import os, time\nos.fork()\nprint('up', flush=True)\ntime.sleep(600)"
@@ -207,7 +202,7 @@ def test_a_process_ends_with_its_children(tmp_path: Path, is_hung: bool) -> None
     )
 
 
-def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
+def test_a_process_that_is_not_ready_in_time_is_named(tmp_path):
     process = start(tmp_path, "import time; time.sleep(600)")
     with pytest.raises(ProcessExitedError, match="the clock is not ready after 0 s, see"):
         process.wait_until_ready(lambda: False, 0.2)
@@ -216,7 +211,7 @@ def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
         process.wait_until_ready(lambda: False, 30)
 
 
-def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_is_named(tmp_path):
     process = ManagedProcess("clock", ["/nonexistent/clock"], tmp_path / "clock.log")
     with pytest.raises(StorageError):
         process.start()

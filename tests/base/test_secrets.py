@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ raise ValueError(os.environ["CHATTY_TOKEN"])
 
 
 @pytest.fixture
-def redacted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def redacted(monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", SECRET)
     made = logging.getLogRecordFactory()
     redact_log_records.cache_clear()
@@ -37,7 +36,7 @@ def redacted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     redact_log_records.cache_clear()
 
 
-def chatter(home: Path, lines: int) -> tuple[str, str]:
+def chatter(home, lines):
     """The log, and what was before it, of a process that says this many lines and dies of an
     error.
     """
@@ -57,7 +56,7 @@ def chatter(home: Path, lines: int) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("redacted")
-def test_no_log_record_holds_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_log_record_holds_a_secret(caplog):
     """Neither in its text nor in its arguments or its traceback; others stay as they are."""
     log = logging.getLogger("lachesis.any")
     log.warning("%s of %s", 3, SECRET)
@@ -72,7 +71,7 @@ def test_no_log_record_holds_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
 
 
-def test_a_kept_log_holds_all_but_secrets(tmp_path: Path) -> None:
+def test_a_kept_log_holds_all_but_secrets(tmp_path):
     """Also what its children say, and the traceback that it dies of."""
     log, before = chatter(tmp_path, 100)
     assert before == ""
@@ -83,7 +82,7 @@ def test_a_kept_log_holds_all_but_secrets(tmp_path: Path) -> None:
     assert SECRET not in log
 
 
-def test_a_kept_log_is_bounded(tmp_path: Path) -> None:
+def test_a_kept_log_is_bounded(tmp_path):
     log, before = chatter(tmp_path, 20_000)
     assert 500_000 < len(log) + len(before) <= 1_000_000
     assert log.endswith("ValueError: ***\n")

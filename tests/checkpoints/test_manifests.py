@@ -1,7 +1,6 @@
 """Which checkpoint is resumed, and which are deleted."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -10,12 +9,12 @@ from lachesis.checkpoints.manifests import Checkpoints, Manifest, find_best
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
+def checkpoints(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     return Checkpoints(tmp_path / "checkpoints")
 
 
-def save(checkpoints: Checkpoints, step: int, **about: object) -> Path:
+def save(checkpoints, step, **about):
     """A checkpoint as the embedded engine and the trainer leave it; its adapter's file."""
     for kind in ("weights", "sampler_weights"):
         folder = checkpoints.folder.parent / "engine" / "r" / kind / str(step)
@@ -29,12 +28,12 @@ def save(checkpoints: Checkpoints, step: int, **about: object) -> Path:
     return folder / "adapter_model.safetensors"
 
 
-def resumed(checkpoints: Checkpoints) -> int | None:
+def resumed(checkpoints):
     found = checkpoints.find_resumable()
     return None if found is None else found.step
 
 
-def test_the_newest_whole_one_is_resumed(checkpoints: Checkpoints) -> None:
+def test_the_newest_whole_one_is_resumed(checkpoints):
     assert checkpoints.find_newest() is None
     assert resumed(checkpoints) is None
     for step in (25, 100, 50):
@@ -49,9 +48,7 @@ def test_the_newest_whole_one_is_resumed(checkpoints: Checkpoints) -> None:
     assert resumed(checkpoints) == 100
 
 
-def test_damaged_ones_are_passed_over_with_a_warning(
-    checkpoints: Checkpoints, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_ones_are_passed_over_with_a_warning(checkpoints, caplog):
     """A byte that has changed, a file that is shorter or gone, a manifest that is cut off."""
     caplog.set_level(logging.WARNING)
     files = {step: save(checkpoints, step) for step in (25, 50, 75, 100)}
@@ -75,9 +72,7 @@ def test_damaged_ones_are_passed_over_with_a_warning(
         checkpoints.find_resumable()
 
 
-def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(
-    checkpoints: Checkpoints,
-) -> None:
+def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(checkpoints):
     """Whose size is right would count as the newest one, and have each new one deleted."""
     save(checkpoints, 10)
     for step in (20, 30):
@@ -90,7 +85,7 @@ def test_what_is_damaged_does_not_supersede_what_comes_after_a_resume(
     assert len(list(checkpoints.folder.glob("*.damaged"))) == 2
 
 
-def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints: Checkpoints) -> None:
+def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints):
     checkpoints.write(
         Manifest(
             step=1,
@@ -101,7 +96,7 @@ def test_a_checkpoint_of_another_server_has_no_files_here(checkpoints: Checkpoin
     assert resumed(checkpoints) == 1
 
 
-def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints: Checkpoints) -> None:
+def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints):
     for step, reward in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3)):
         save(checkpoints, step, reward=reward)
     assert [one.step for one in checkpoints.find_superseded(2)] == [1]
@@ -115,7 +110,7 @@ def test_the_last_ones_the_best_and_the_final_one_are_kept(checkpoints: Checkpoi
     assert only.find_superseded(0) == [], "never the only one"
 
 
-def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
+def test_steps_are_ordered_as_numbers(checkpoints):
     """As names, step-1000000 comes before step-999975."""
     steps = (999_950, 999_975, 1_000_000, 1_000_025)
     for step in steps:
@@ -130,7 +125,7 @@ def test_steps_are_ordered_as_numbers(checkpoints: Checkpoints) -> None:
     assert resumed(checkpoints) == 999_975
 
 
-def evaluated(step: int, percent_correct: float, reward: float | None = None) -> Manifest:
+def evaluated(step, percent_correct, reward=None):
     held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
     values = {
         "step": step,
@@ -142,7 +137,7 @@ def evaluated(step: int, percent_correct: float, reward: float | None = None) ->
     return Manifest.model_validate(values)
 
 
-def test_the_best_is_chosen_by_held_out_result_and_else_by_reward() -> None:
+def test_the_best_is_chosen_by_held_out_result_and_else_by_reward():
     rewarded = [
         Manifest(step=step, state="s", sampler_weights="w", reward=reward)
         for step, reward in ((1, 0.2), (2, 0.9))
@@ -161,14 +156,14 @@ def test_the_best_is_chosen_by_held_out_result_and_else_by_reward() -> None:
     assert find_best([]) is None
 
 
-def test_the_best_by_held_out_result_is_never_superseded(checkpoints: Checkpoints) -> None:
+def test_the_best_by_held_out_result_is_never_superseded(checkpoints):
     for step, percent_correct in ((1, 0.4), (2, 0.8), (3, 0.6), (4, 0.5), (5, 0.5)):
         held_out = {"percent_correct": percent_correct, "items": 50, "step": step}
         save(checkpoints, step, reward=1 / step, held_out=held_out)
     assert [one.step for one in checkpoints.find_superseded(1)] == [1, 3, 4]
 
 
-def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> None:
+def test_a_checkpoint_is_selected_by_word_or_step(checkpoints):
     with pytest.raises(RunStateError, match="there is no checkpoint yet"):
         checkpoints.select("last")
     with pytest.raises(
@@ -191,7 +186,7 @@ def test_a_checkpoint_is_selected_by_word_or_step(checkpoints: Checkpoints) -> N
     assert checkpoints.select("best").step == 3, "the best of the whole ones"
 
 
-def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> None:
+def test_a_manifest_of_the_release_before_is_read(checkpoints):
     """It has no held-out result, and its parts have names without a suffix."""
     (checkpoints.folder / "step-000004.json").write_text(
         '{"step": 4, "state": "tinker://r/weights/step-000004-state", "sampler_weights": '
@@ -204,7 +199,7 @@ def test_a_manifest_of_the_release_before_is_read(checkpoints: Checkpoints) -> N
     assert (manifest.step, manifest.held_out) == (4, None)
 
 
-def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_told(tmp_path):
     with pytest.raises(
         StorageError,
         match=r"step-000001\.json: No such file or directory; check the free space and the "

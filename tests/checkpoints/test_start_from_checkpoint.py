@@ -1,8 +1,5 @@
 """A run may begin from a checkpoint of another one, if that is whole and its adapter fits."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lachesis.base.errors import CheckpointError, ConfigError, RunStateError, UnknownRunError
@@ -18,7 +15,7 @@ RUN = "0123abcd"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
+def store(tmp_path):
     """One run with checkpoints of the steps 4 and 8."""
     store = RunStore(tmp_path)
     folder = store.dir(write_run(store).run_id)
@@ -28,7 +25,7 @@ def store(tmp_path: Path) -> RunStore:
 
 
 @pytest.mark.parametrize(("named", "step"), [(RUN, 8), (f"{RUN}@4", 4)])
-def test_the_fork_goes_on_from_a_copy_at_step_0(store: RunStore, named: str, step: int) -> None:
+def test_the_fork_goes_on_from_a_copy_at_step_0(store, named, step):
     origin = forks.find_source(store, named)
     assert origin.name == f"{RUN}@{step}"
     fork = store.dir(write_run(store, run_id="4567abcd").run_id)
@@ -43,7 +40,7 @@ def test_the_fork_goes_on_from_a_copy_at_step_0(store: RunStore, named: str, ste
     assert Checkpoints(store.dir(RUN).checkpoints).find_resumable() is not None
 
 
-def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
+def test_what_cannot_be_begun_from_is_told(store):
     with pytest.raises(UnknownRunError):
         forks.find_source(store, "ffffffff")
     with pytest.raises(UnknownRunError):
@@ -83,9 +80,7 @@ def test_what_cannot_be_begun_from_is_told(store: RunStore) -> None:
         ),
     ],
 )
-def test_an_adapter_that_does_not_fit_is_refused(
-    store: RunStore, profile: str, changes: Any, said: str
-) -> None:
+def test_an_adapter_that_does_not_fit_is_refused(store, profile, changes, said):
     values = CONFIG.model_dump()
     for section, fields in changes.items():
         values[section].update(fields)

@@ -1,7 +1,6 @@
 """Questions to a model that cannot be asked are refused before anything is loaded."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ RUN = "0123abcd"
 
 
 @pytest.fixture(autouse=True)
-def run(clean_environment: Path) -> None:
+def run(clean_environment):
     RunStore(clean_environment).create(make_record())
 
 
@@ -28,16 +27,14 @@ def run(clean_environment: Path) -> None:
         (["ask", "ffff0000", "3+4="], "unknown_run", "there is no run 'ffff0000'"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(
-    words: list[str], code: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_asked_is_refused(words, code, message, capsys):
     assert main([*words, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["code"] == code
     assert message in answer["error"]
 
 
-def test_a_temperature_that_is_not_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_temperature_that_is_not_one_is_refused(capsys):
     for text in ("hot", "-1", "11", "nan"):
         with pytest.raises(SystemExit):
             main(["ask", RUN, "3+4=", f"--temperature={text}"])

@@ -27,9 +27,7 @@ from lachesis.cli.main import GROUPS, NOUNS, main
         (["runs", "--limit", "0"], "'0'; allowed: a whole number from 1"),
     ],
 )
-def test_a_mistake_names_what_is_allowed(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_names_what_is_allowed(words, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(words)
     shown = capsys.readouterr()
@@ -38,7 +36,7 @@ def test_a_mistake_names_what_is_allowed(
     assert not shown.out
 
 
-def test_a_mistake_is_json_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_json_for_a_program(capsys):
     with pytest.raises(SystemExit) as end:
         main(["status", "--json"])
     answer = json.loads(capsys.readouterr().out)
@@ -47,9 +45,7 @@ def test_a_mistake_is_json_for_a_program(capsys: pytest.CaptureFixture[str]) -> 
     assert "RUN" in answer["error"]
 
 
-def test_every_command_is_in_the_help_and_has_a_function(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_is_in_the_help_and_has_a_function(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -66,7 +62,7 @@ def test_every_command_is_in_the_help_and_has_a_function(
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_noun_alone_lists_its_verbs(noun, capsys):
     assert main([noun]) == 0
     message = capsys.readouterr().out
     for commands in GROUPS.values():
@@ -76,9 +72,7 @@ def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_code_that_completes_words_names_every_command(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_code_that_completes_words_names_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
     code = capsys.readouterr().out
     for commands in GROUPS.values():
@@ -89,7 +83,7 @@ def test_the_code_that_completes_words_names_every_command(
 
 
 @pytest.mark.parametrize("words", [["--help"], ["env", "--help"], ["--version"]])
-def test_the_help_loads_no_command(words: list[str]) -> None:
+def test_the_help_loads_no_command(words):
     script = (
         "import runpy, sys\n"
         f"sys.argv = ['lachesis', *{words!r}]\n"

@@ -4,8 +4,6 @@ import csv
 import functools
 import io
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -24,18 +22,18 @@ LINES = [
 
 
 @pytest.fixture
-def run(store: RunStore) -> str:
+def run(store):
     record = write_run(store)
     store.dir(record.run_id).metrics.write_text("".join(json.dumps(one) + "\n" for one in LINES))
     return record.run_id
 
 
 @pytest.fixture
-def printed(shown: Callable[..., str]) -> Callable[..., str]:
+def printed(shown):
     return functools.partial(shown, "metrics")
 
 
-def test_csv_has_each_step_once_and_in_order(run: str, printed: Callable[..., str]) -> None:
+def test_csv_has_each_step_once_and_in_order(run, printed):
     rows = list(csv.reader(io.StringIO(printed(run, "--csv"))))
     assert rows == [
         ["step", "time", "eval/percent_correct", "reward/mean", "train/loss"],
@@ -45,9 +43,7 @@ def test_csv_has_each_step_once_and_in_order(run: str, printed: Callable[..., st
     ]
 
 
-def test_the_table_has_the_main_metrics_that_the_run_has(
-    run: str, printed: Callable[..., str]
-) -> None:
+def test_the_table_has_the_main_metrics_that_the_run_has(run, printed):
     lines = [line.split() for line in printed(run).splitlines() if line.strip()]
     assert lines == [
         ["step", "reward", "held", "out"],
@@ -59,9 +55,7 @@ def test_the_table_has_the_main_metrics_that_the_run_has(
     assert (answer["count"], answer["steps"][1]["reward/mean"]) == (3, 0.3)
 
 
-def test_a_run_without_steps(
-    run: str, clean_environment: Path, printed: Callable[..., str]
-) -> None:
+def test_a_run_without_steps(run, clean_environment, printed):
     RunStore(clean_environment).dir(run).metrics.unlink()
     assert "has no steps yet" in printed(run)
     assert printed(run, "--csv") == "step,time\n"

@@ -7,9 +7,7 @@ import pytest
 from lachesis.cli.main import main
 
 
-def test_the_memory_of_a_model_is_forecast(
-    random_model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_memory_of_a_model_is_forecast(random_model, capsys):
     assert main(["model", "memory", random_model, "--rank", "8", "--tokens", "128", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["fits"] is True
@@ -31,8 +29,6 @@ def test_the_memory_of_a_model_is_forecast(
         ),
     ],
 )
-def test_what_cannot_be_installed_is_named(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_installed_is_named(words, message, capsys):
     assert main(["backend", *words]) == 1
     assert message in " ".join(capsys.readouterr().err.split())

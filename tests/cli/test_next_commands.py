@@ -1,7 +1,5 @@
 """What a command says to do next can be copied as it stands."""
 
-from pathlib import Path
-
 import pytest
 
 from lachesis.cli.commands import inference_tests
@@ -43,9 +41,7 @@ TRAIN = "--require-validation --watch"
         ),
     ],
 )
-def test_after_a_test_comes_the_training_of_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], then: str
-) -> None:
+def test_after_a_test_comes_the_training_of_the_same(tmp_path, monkeypatch, given, then):
     folder = tmp_path / "taught"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)

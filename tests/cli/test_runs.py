@@ -1,9 +1,6 @@
 """Runs as a person sees them: the list, a comparison, what is written on them, and removing."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,22 +17,20 @@ from tests.harness.home import make_record, write_run
 SLOW, FAST, OTHER = "aaaa0001", "bbbb0002", "cccc0003"
 
 
-def make_run(
-    store: RunStore, run_id: str, learning_rate: float, rewards: list[float], **changes: Any
-) -> None:
+def make_run(store, run_id, learning_rate, rewards, **changes):
     """Write a run that has ended, with a learning rate and a seed of its own."""
     edits = {"tinker": {"learning_rate": learning_rate, "seed": changes.get("seed", 0)}}
     values = {"status": "completed", "total_steps": len(rewards) or 5}
     write_run(store, rewards, run_id=run_id, edits=edits, **{**values, **changes})
 
 
-def add_held_out(store: RunStore, run_id: str, share: float, items: int) -> None:
+def add_held_out(store, run_id, share, items):
     metrics = {"eval/step": 4, "eval/percent_correct": share, "eval/items": items}
     MetricsFile(store.dir(run_id).metrics).add_evaluation(metrics)
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> RunStore:
+def store(clean_environment):
     """Two runs on `sums` that differ in the learning rate, and a running one on `words`."""
     store = RunStore(clean_environment)
     make_run(store, SLOW, 1e-4, [0.1, 0.1, 0.2, 0.2], created_at="2026-01-01T00:00:00+00:00")
@@ -47,9 +42,7 @@ def store(clean_environment: Path) -> RunStore:
     return store
 
 
-def test_the_list_has_progress_rewards_and_what_differs(
-    store: RunStore, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_has_progress_rewards_and_what_differs(store, answer, capsys):
     rows = {row["run_id"]: row for row in answer("runs", "--env", "sums")["runs"]}
     assert rows[FAST]["reward"] == {"first": 0.2, "last": 0.85}
     assert (rows[FAST]["step"], rows[FAST]["total_steps"]) == (4, 4)
@@ -73,9 +66,7 @@ def test_the_list_has_progress_rewards_and_what_differs(
         (["--tag", "none"], []),
     ],
 )
-def test_the_list_is_filtered_and_sorted(
-    store: RunStore, answer: Callable[..., Any], words: list[str], run_ids: list[str]
-) -> None:
+def test_the_list_is_filtered_and_sorted(store, answer, words, run_ids):
     answer("edit", SLOW, "--tag", "sweep")
     add_held_out(store, SLOW, 0.5, 20)
     found = answer("runs", *words)
@@ -83,7 +74,7 @@ def test_the_list_is_filtered_and_sorted(
     assert found["total"] == 3
 
 
-def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any]) -> None:
+def test_an_unknown_status_is_refused(store, answer):
     assert "allowed: pending, starting" in answer("runs", "--status", "done", code=1)["error"]
 
 
@@ -95,9 +86,7 @@ def test_an_unknown_status_is_refused(store: RunStore, answer: Callable[..., Any
         ((0.5, None), "1 of 2 runs have a held-out result of trained weights"),
     ],
 )
-def test_the_best_run_is_named_only_if_the_items_can_tell(
-    store: RunStore, answer: Callable[..., Any], shares: tuple[float, float | None], verdict: str
-) -> None:
+def test_the_best_run_is_named_only_if_the_items_can_tell(store, answer, shares, verdict):
     for run_id, share in zip((SLOW, FAST), shares, strict=True):
         if share is not None:
             add_held_out(store, run_id, share, 40)
@@ -106,9 +95,7 @@ def test_the_best_run_is_named_only_if_the_items_can_tell(
     assert found["differing"]["tinker.learning_rate"] == {SLOW: 0.0001, FAST: 0.001}
 
 
-def test_a_run_with_a_name_is_compared_by_it(
-    store: RunStore, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_a_name_is_compared_by_it(store, answer, capsys):
     answer("edit", SLOW, "--name", "slow one")
     for run_id, share in ((SLOW, 0.5), (FAST, 0.6)):
         add_held_out(store, run_id, share, 40)
@@ -119,16 +106,12 @@ def test_a_run_with_a_name_is_compared_by_it(
     assert header.split() == ["run", "slow", "one", f"({SLOW})", FAST]
 
 
-def test_runs_on_different_environments_are_not_ranked(
-    store: RunStore, answer: Callable[..., Any]
-) -> None:
+def test_runs_on_different_environments_are_not_ranked(store, answer):
     assert "cannot be compared" in answer("compare", SLOW, OTHER)["verdict"]
     assert "name two or more" in answer("compare", SLOW, code=1)["error"]
 
 
-def test_a_comparison_is_a_page_with_curves(
-    store: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_is_a_page_with_curves(store, tmp_path, capsys):
     store.update(SLOW, note="<b>slow</b>")
     assert main(["compare", SLOW, FAST]) == 0
     shown = capsys.readouterr().out
@@ -143,7 +126,7 @@ def test_a_comparison_is_a_page_with_curves(
     assert not re.findall(r'(?:src|href)="(?!#)', content), "it needs no other file"
 
 
-def test_what_a_person_writes_on_a_run(store: RunStore, answer: Callable[..., Any]) -> None:
+def test_what_a_person_writes_on_a_run(store, answer):
     answer("edit", SLOW, "--name", "first try", "--note", "too slow", "--tag", "b", "--tag", "a")
     record = store.load(SLOW)
     assert (record.name, record.note, record.tags) == ("first try", "too slow", ["a", "b"])
@@ -160,15 +143,13 @@ def test_what_a_person_writes_on_a_run(store: RunStore, answer: Callable[..., An
         (["--note", "\x1b[31mred"], "cannot be used; allowed:"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
-    store: RunStore, answer: Callable[..., Any], words: list[str], message: str
-) -> None:
+def test_what_cannot_be_written_is_refused(store, answer, words, message):
     before = store.load(SLOW)
     assert message in answer("edit", SLOW, *words, code=1)["error"]
     assert store.load(SLOW) == before
 
 
-def test_ended_runs_are_removed(store: RunStore, answer: Callable[..., Any]) -> None:
+def test_ended_runs_are_removed(store, answer):
     """And nothing is, if one of them is alive."""
     with store.dir(FAST).hold_alive_lock():
         assert "still being ended" in answer("rm", SLOW, FAST, "--yes", code=1)["error"]
@@ -179,9 +160,7 @@ def test_ended_runs_are_removed(store: RunStore, answer: Callable[..., Any]) -> 
     assert [record.run_id for record in store.all()] == [OTHER]
 
 
-def test_a_removal_asks(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_removal_asks(store, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for reply, code in (("n", 1), ("", 1), ("y", 0)):
         monkeypatch.setattr("builtins.input", lambda question, reply=reply: reply)
@@ -189,9 +168,7 @@ def test_a_removal_asks(
     assert not store.dir(SLOW).path.exists()
 
 
-def test_runs_that_have_ended_are_shown_once(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_have_ended_are_shown_once(store, capsys):
     assert main(["watch", SLOW, FAST]) == 0
     shown = capsys.readouterr().out
     assert f"{SLOW}  " in shown
@@ -200,7 +177,7 @@ def test_runs_that_have_ended_are_shown_once(
     assert "no run is under way" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_that_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_says_that_the_run_goes_on(capsys):
     with pytest.raises(KeyboardInterrupt), watch.explain_interrupt([SLOW, FAST]):
         raise KeyboardInterrupt
     shown = capsys.readouterr().err
@@ -209,9 +186,7 @@ def test_ctrl_c_says_that_the_run_goes_on(capsys: pytest.CaptureFixture[str]) ->
     assert f"lachesis stop {FAST}" in shown
 
 
-def test_processes_that_an_ended_run_has_ended_are_not_failures(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_that_an_ended_run_has_ended_are_not_failures(store, capsys):
     states = {"engine": "exited (-15)", "trainer": "exited (0)", "environment": "running"}
     services = {name: ServiceRecord(log="x", state=state) for name, state in states.items()}
     for status, words in (

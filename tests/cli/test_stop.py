@@ -1,14 +1,10 @@
 """What `lachesis stop` says is how the run has ended."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lachesis.base.timestamps import now_iso
 from lachesis.cli.main import main
 from lachesis.prefect_client import stop
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.harness.home import make_record
 
@@ -22,16 +18,12 @@ from tests.harness.home import make_record
     ],
 )
 def test_a_run_that_ends_meanwhile_is_not_being_stopped(
-    clean_environment: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: str,
-    message: str,
-) -> None:
+    clean_environment, monkeypatch, capsys, status, message
+):
     store = RunStore(clean_environment)
     store.create(make_record(status="running"), config_yaml="")
 
-    def end_instead(store: RunStore, record: RunRecord, *_: Any) -> None:
+    def end_instead(store, record, *_):
         store.update(record.run_id, status=status, ended_at=now_iso(), health={"final": True})
 
     monkeypatch.setattr(stop, "cancel_run", end_instead)

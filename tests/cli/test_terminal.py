@@ -17,13 +17,13 @@ from lachesis.cli.terminal import (
 PATH = "/home/somebody/with/a/rather/long/name/runs/0123abcd/engine/weights/step-000300"
 
 
-def show(view: object, width: int = 40) -> list[str]:
+def show(view, width=40):
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(view, crop=False)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_values_are_wrapped_under_their_beginning() -> None:
+def test_values_are_wrapped_under_their_beginning():
     rows = [("run", "0123abcd"), ("what it is", "a few words that need more than one line here")]
     assert show(make_pairs_table([*rows, ("empty", None)])) == [
         "run         0123abcd",
@@ -33,12 +33,12 @@ def test_values_are_wrapped_under_their_beginning() -> None:
 
 
 @pytest.mark.parametrize("text", [PATH, f"`lachesis train {PATH} --set a=1`", f"(`cd {PATH}`)"])
-def test_what_is_copied_is_not_broken(text: str) -> None:
+def test_what_is_copied_is_not_broken(text):
     lines = show(make_pairs_table([("a", f"before it {text} and after")]))
     assert [line.strip() for line in lines] == ["a  before it", text, "and after"]
 
 
-def test_spaces_and_styles_are_kept() -> None:
+def test_spaces_and_styles_are_kept():
     text = Text("one  two").append(" three", style="red")
     (first, second) = wrap_between_words(text, 9)
     assert (first.plain, second.plain) == ("one  two", "three")
@@ -46,7 +46,7 @@ def test_spaces_and_styles_are_kept() -> None:
     assert [line.plain for line in wrap_between_words(Text("a\n\nb"), 9)] == ["a", "", "b"]
 
 
-def test_the_last_column_ends_with_an_ellipsis() -> None:
+def test_the_last_column_ends_with_an_ellipsis():
     rows = [["name", "1", "a description\nof several words that is long"], ["n", "22", "short"]]
     assert show(Group(*make_lines(rows)), 30) == [
         "name  1   a description of se…",
@@ -61,7 +61,7 @@ def test_the_last_column_ends_with_an_ellipsis() -> None:
         (False, ["a sentence with `a command of words` of many words"]),
     ],
 )
-def test_sentences_are_broken_on_a_terminal_only(is_terminal: bool, lines: list[str]) -> None:
+def test_sentences_are_broken_on_a_terminal_only(is_terminal, lines):
     output = Console(file=io.StringIO(), width=20, force_terminal=is_terminal, color_system=None)
     print_sentence("a sentence with `a command of words` of many words", output)
     assert output.file.getvalue().splitlines() == lines  # type: ignore[attr-defined]
@@ -72,8 +72,6 @@ def test_sentences_are_broken_on_a_terminal_only(is_terminal: bool, lines: list[
     [([], ""), ([None], ""), ([0.0, 0.5, 1.0], "▁▅█"), ([None, 0.5], " ▅"), ([-1.0, 0.0], "▁█"),
      ([2.0, 6.0, 10.0], "▁▅█"), ([3.0, 3.0], "▁▁")],
 )  # fmt: skip
-def test_a_sparkline_shows_rewards_of_any_size_and_leaves_out_missing_ones(
-    values: list[float | None], line: str
-) -> None:
+def test_a_sparkline_shows_rewards_of_any_size_and_leaves_out_missing_ones(values, line):
     assert draw_sparkline(values) == line
     assert len(draw_sparkline([0.5] * 1000)) == 40

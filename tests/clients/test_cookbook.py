@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ COMMIT = "0" * 40
 
 
 @pytest.fixture(scope="module")
-def hub(random_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub(random_model, tmp_path_factory):
     """A cache of the Hugging Face Hub that has one model."""
     cache = tmp_path_factory.mktemp("hub")
     folder = cache / "hub" / f"models--{MODEL.replace('/', '--')}"
@@ -39,21 +38,19 @@ def hub(random_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(hub: Path, start_engine: Callable[..., Any]) -> Any:
+def server(hub, start_engine):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(hub))
         return start_engine(MODEL)
 
 
 @pytest.fixture
-def play(server: Any, hub: Path, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+def play(server, hub, tmp_path):
     """Run a module of the cookbook with some settings, in a folder with data sets; the metrics it
     has written.
     """
 
-    def run(
-        module: str, data: dict[str, list[dict[str, Any]]], **settings: object
-    ) -> list[dict[str, Any]]:
+    def run(module, data, **settings):
         for name, rows in data.items():
             (tmp_path / name).mkdir(parents=True)
             (tmp_path / name / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -92,7 +89,7 @@ def play(server: Any, hub: Path, tmp_path: Path) -> Callable[..., list[dict[str,
     return run
 
 
-def said(role: str, content: str) -> dict[str, str]:
+def said(role, content):
     return {"role": role, "content": content}
 
 

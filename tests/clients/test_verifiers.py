@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.errors import RequirementsError
-from lachesis.base.json_text import Json
 from lachesis.environment_catalog import requirements
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +17,7 @@ FILE = ROOT / "environments" / "verifiers_environment.py"
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
+def python():
     """The one that has `verifiers`; where nobody has installed it, its tests are left out, as it is
     a large library.
     """
@@ -42,8 +40,8 @@ def python() -> str:
 
 
 @pytest.fixture
-def play(python: str, random_model: str) -> Any:
-    def run(kind: str, *answers: str) -> Json:
+def play(python, random_model):
+    def run(kind, *answers):
         script = str(Path(__file__).with_name("verifiers_rollouts.py"))
         command = [python, script, kind, json.dumps(answers), random_model]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -53,7 +51,7 @@ def play(python: str, random_model: str) -> Any:
     return run
 
 
-def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
+def test_single_answers_are_scored_by_the_rubric(play):
     found = play("single", "21", "wrong answer", "3", "bug", "!", "21…")
     assert found["sizes"] == [35, 5], (
         "what is held out is not trained on, though it stands in both data sets"
@@ -69,7 +67,7 @@ def test_single_answers_are_scored_by_the_rubric(play: Any) -> None:
     assert [rollout["truncated"] for rollout in rollouts] == [False] * 5 + [True]
 
 
-def test_turns_are_one_conversation_of_sampled_tokens(play: Any) -> None:
+def test_turns_are_one_conversation_of_sampled_tokens(play):
     (one,) = play("turns", "12", "21")["rollouts"]
     assert one["text"].endswith(
         "reverse 12<|end|><|assistant|>12<|end|><|user|>sure?<|end|><|assistant|>21<|end|>"
@@ -78,7 +76,7 @@ def test_turns_are_one_conversation_of_sampled_tokens(play: Any) -> None:
     assert (one["reward"], one["answer"]) == (1.0, "21")
 
 
-def test_tools_are_described_called_and_answered(play: Any) -> None:
+def test_tools_are_described_called_and_answered(play):
     call = '<tool_call>{"name": "backwards", "arguments": {"word": "12"}}</tool_call>'
     found = play("tools", call, "21")
     assert '"name": "backwards"' in found["asked"][0]
@@ -87,7 +85,7 @@ def test_tools_are_described_called_and_answered(play: Any) -> None:
     assert one["reward"] == 1.0
 
 
-def test_a_group_is_scored_together(play: Any) -> None:
+def test_a_group_is_scored_together(play):
     assert [rollout["reward"] for rollout in play("group", "1", "12", "123")["rollouts"]] == [
         0.0,
         0.0,
@@ -95,7 +93,7 @@ def test_a_group_is_scored_together(play: Any) -> None:
     ]
 
 
-def test_a_python_without_it_says_what_to_do(clean_environment: Path) -> None:
+def test_a_python_without_it_says_what_to_do(clean_environment):
     if requirements.list_missing_requirements(requirements.read_requirements(FILE)) == []:
         pytest.skip("`verifiers` is installed beside this project")
     with pytest.raises(RequirementsError, match="lachesis env install"):

@@ -1,24 +1,23 @@
 """Which engines profile custom can train on, and what is refused before a launch."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from lachesis.base.errors import ConfigError, FieldValueError, MissingDependencyError
 from lachesis.config import backends
 from lachesis.config.profiles import check_profile
-from lachesis.config.run_config import RunConfig, build_run_config
+from lachesis.config.run_config import build_run_config
 
 URL = "http://10.0.0.7:8000"
 
 
-def make_config(profile: str = "custom", **tinker: object) -> RunConfig:
+def make_config(profile="custom", **tinker):
     return build_run_config({"environment": "arithmetic", "profile": profile, "tinker": tinker})
 
 
 @pytest.mark.parametrize("backend", ["skyrl", URL, "https://gpu-box/tinker"])
-def test_a_back_end_makes_an_engine_of_the_run(backend: str) -> None:
+def test_a_back_end_makes_an_engine_of_the_run(backend):
     config = make_config(backend=backend)
     assert config.has_own_engine
     assert not config.without_backend().has_own_engine
@@ -38,16 +37,12 @@ def test_a_back_end_makes_an_engine_of_the_run(backend: str) -> None:
         ("custom", {"backend": URL, "loss_fn": "gspo"}, "tinker.loss_fn is gspo, which no engine"),
     ],
 )
-def test_what_it_would_ignore_is_refused_by_name(
-    profile: str, tinker: dict[str, object], message: str
-) -> None:
+def test_what_it_would_ignore_is_refused_by_name(profile, tinker, message):
     with pytest.raises((ConfigError, FieldValueError), match=message.replace("(", r"\(")):
         make_config(profile, **tinker)
 
 
-def test_one_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="`lachesis backend install skyrl` installs"):
         check_profile("custom", {}, backend="skyrl")
@@ -63,9 +58,7 @@ def test_one_that_is_not_installed_is_named(
         ("does not fit: snapshots", 0.0, "and does not fit: snapshots; `lachesis backend check"),
     ],
 )
-def test_a_check_decides_about_later_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, clip: float, problem: str | None
-) -> None:
+def test_a_check_decides_about_later_launches(tmp_path, monkeypatch, verdict, clip, problem):
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     assert backends.find_check_problem(URL, clip) is None
     file = backends.get_check_file(URL)

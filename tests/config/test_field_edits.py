@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lachesis.base.errors import ConfigError, FieldValueError, LockedFieldError, UnknownFieldError
@@ -12,7 +12,6 @@ from lachesis.config import run_config as run_config
 from lachesis.config.field_edits import ConfigFields, get_editable_values, replace_limits
 from lachesis.config.launch_spec import parse_assignment
 from lachesis.config.run_config import RunConfig
-from lachesis.config.run_fields import MAX_STEPS
 from lachesis.environment_catalog.lookup import EnvironmentSchema
 from tests.harness.command_line import parse_command
 
@@ -27,7 +26,7 @@ SCHEMA = EnvironmentSchema(
 )
 
 
-def test_an_environments_own_fields_stand_beside_the_common_ones() -> None:
+def test_an_environments_own_fields_stand_beside_the_common_ones():
     fields = ConfigFields("embedded", SCHEMA)
     assert fields.find("largest").default == 5
     assert fields.find("group_size").default == 16
@@ -44,12 +43,12 @@ def test_an_environments_own_fields_stand_beside_the_common_ones() -> None:
         ("learning_rate", 0, "tinker.learning_rate is 0: .*; allowed: number, above 0, below 1"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_is_allowed(name: str, value: Any, message: str) -> None:
+def test_a_wrong_value_is_refused_with_what_is_allowed(name, value, message):
     with pytest.raises(FieldValueError, match=message):
         ConfigFields("embedded", SCHEMA).check_edit(name, value)
 
 
-def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
+def test_a_locked_field_is_refused_with_its_value_and_reason():
     current = run_config.resolve_run_config("gsm8k", "tinker", {})
     with pytest.raises(
         LockedFieldError, match=r"env.total_steps is locked at 2500 \(limits what a run can cost\)"
@@ -59,7 +58,7 @@ def test_a_locked_field_is_refused_with_its_value_and_reason() -> None:
     assert ConfigFields("embedded").check_edit("total_steps", 5)[1] == 5
 
 
-def test_an_unknown_field_is_refused_with_those_there_are() -> None:
+def test_an_unknown_field_is_refused_with_those_there_are():
     with pytest.raises(
         UnknownFieldError,
         match=r"no field 'steps'; fields that can be edited: group_size, batch_size",
@@ -70,13 +69,13 @@ def test_an_unknown_field_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["lerning_rate", "tinker.learningrate"])
-def test_a_misspelled_field_is_answered_with_the_nearest_one(name: str) -> None:
+def test_a_misspelled_field_is_answered_with_the_nearest_one(name):
     with pytest.raises(UnknownFieldError, match="; did you mean learning_rate; fields that can"):
         ConfigFields("embedded", SCHEMA).check_edit(name, 1)
 
 
 @pytest.mark.parametrize("text", ["a", "=1", " =1", ""])
-def test_what_is_no_assignment_is_refused(text: str) -> None:
+def test_what_is_no_assignment_is_refused(text):
     with pytest.raises(FieldValueError, match="is not an assignment; allowed: field=value"):
         parse_assignment(text)
 
@@ -90,14 +89,14 @@ TEXT_FIELD = EnvironmentSchema(
     "text",
     ["nan", "on", "1_000", "2026-01-01", "null", "1e-4", '"2024"', "a: b", "[", "a=b", " a ", ""],
 )
-def test_a_text_field_gets_the_text_as_it_was_typed(text: str) -> None:
+def test_a_text_field_gets_the_text_as_it_was_typed(text):
     name, value = parse_assignment(f"label={text}")
     assert ConfigFields("embedded", TEXT_FIELD).check_edit(name, value)[1] == text
     assert ConfigFields("embedded").check_edit("wandb_project", text or "p")[1] == (text or "p")
 
 
 @pytest.mark.parametrize("text", ["nan", "on", "1_000", "2026-01-01"])
-def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
+def test_a_text_field_that_may_be_null_gets_the_text_too(text):
     assert ConfigFields("embedded").check_edit("wandb_name", text)[1] == text
     assert ConfigFields("embedded").check_edit("wandb_name", "null")[1] is None
 
@@ -124,7 +123,7 @@ def test_a_text_field_that_may_be_null_gets_the_text_too(text: str) -> None:
         ("mixture", '{"reverse_text": {"label": "2024"}}', {"reverse_text": {"label": "2024"}}),
     ],
 )
-def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any) -> None:
+def test_other_fields_read_a_text_as_their_type(name, text, value):
     read = ConfigFields("embedded", SCHEMA).check_edit(name, text)[1]
     assert read == value
     assert type(read) is type(value)
@@ -166,9 +165,7 @@ def test_other_fields_read_a_text_as_their_type(name: str, text: str, value: Any
         ("mixture", {"a": {"b": [float("inf")]}}, "it is not a finite number"),
     ],
 )
-def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(
-    name: str, text: Any, message: str
-) -> None:
+def test_a_text_that_is_not_of_the_type_is_refused_with_what_is_allowed(name, text, message):
     with pytest.raises(FieldValueError, match=message):
         ConfigFields("embedded", SCHEMA).check_edit(name, text)
 
@@ -185,7 +182,6 @@ texts = st.text(
 @given(text=texts)
 @example("\u2028\x85\ufeff")
 @example("=")
-@settings(deadline=None)
 def test_any_text_reaches_a_text_field_through_command_line_and_file(
     tmp_path_factory: Any, text: str
 ) -> None:
@@ -202,37 +198,13 @@ def test_any_text_reaches_a_text_field_through_command_line_and_file(
     )
 
 
-@given(number=st.integers(1, MAX_STEPS))
-@settings(deadline=None)
-def test_any_integer_reaches_an_integer_field(tmp_path_factory: Any, number: int) -> None:
-    typed = parse_assignment(f"total_steps={number}")
-    value = ConfigFields("embedded").check_edit(*typed)[1]
-    assert (value, type(value)) == (number, int)
-    assert (
-        _through_file(
-            tmp_path_factory,
-            run_config.resolve_run_config("a", "embedded", {"env": {"total_steps": value}}),
-        ).env.total_steps
-        == number
-    )
-
-
-@given(number=st.floats(0, 1, exclude_min=True, exclude_max=True))
-@settings(deadline=None)
-def test_any_number_reaches_a_number_field(tmp_path_factory: Any, number: float) -> None:
-    value = ConfigFields("embedded").check_edit(*parse_assignment(f"learning_rate={number!r}"))[1]
-    assert value == number
-    config = run_config.resolve_run_config("a", "embedded", {"tinker": {"learning_rate": value}})
-    assert _through_file(tmp_path_factory, config).tinker.learning_rate == number
-
-
-def _through_file(tmp_path_factory: Any, config: RunConfig) -> RunConfig:
+def _through_file(tmp_path_factory, config):
     file = tmp_path_factory.mktemp("run") / "config.yaml"
     write_private(file, config.to_yaml())
     return RunConfig.from_yaml(file)
 
 
-def test_the_words_of_an_environments_types() -> None:
+def test_the_words_of_an_environments_types():
     kinds = {
         "one": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         "two": {"oneOf": [{"enum": ["a", "b"]}, {"const": 3}]},
@@ -249,7 +221,7 @@ def test_the_words_of_an_environments_types() -> None:
     ]
 
 
-def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
+def test_only_limits_are_set_on_a_run_that_is_resumed():
     config = run_config.resolve_run_config("a", "embedded", {})
     changed = replace_limits(config, {"max_tokens": "5", "limits.on_stall": "stop"})
     assert (changed.limits.max_tokens, changed.limits.on_stall) == (5, "stop")
@@ -265,7 +237,7 @@ def test_only_limits_are_set_on_a_run_that_is_resumed() -> None:
         replace_limits(config, {"learning_rate": "1e-4"}, hint="; begin anew")
 
 
-def test_what_is_locked_for_agents_is_open_to_the_owner() -> None:
+def test_what_is_locked_for_agents_is_open_to_the_owner():
     assert ConfigFields("tinker", is_owner=True).check_edit("sft_file", "a.jsonl")[1] == "a.jsonl"
     steps = ConfigFields("tinker", is_owner=True).find("total_steps")
     assert (steps.lock_reason, steps.agent_lock_reason) == (None, "limits what a run can cost")

@@ -1,22 +1,13 @@
 """The parameters of a flow run describe a launch, and a launch describes them again."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lachesis.base.errors import ArgumentsError, FieldValueError, LachesisError
-from lachesis.config.launch_spec import (
-    LaunchSpec,
-    TestSpec,
-    format_settings,
-    parse_settings,
-    read_spec,
-)
+from lachesis.config.launch_spec import TestSpec, format_settings, parse_settings, read_spec
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import list_parameters
 from lachesis.runs.store import RunStore
-from tests.harness.hostile_inputs import BAD_INPUTS, BadInput
+from tests.harness.hostile_inputs import BAD_INPUTS
 
 
 @pytest.mark.parametrize(
@@ -28,7 +19,7 @@ from tests.harness.hostile_inputs import BAD_INPUTS, BadInput
         {"equals": "a=b", "hash": "# no comment"},
     ],
 )
-def test_settings_are_read_as_they_were_written(values: dict[str, Any]) -> None:
+def test_settings_are_read_as_they_were_written(values):
     read = parse_settings(format_settings(values))
     assert set(read) == set(values)
     for name, value in values.items():
@@ -36,33 +27,17 @@ def test_settings_are_read_as_they_were_written(values: dict[str, Any]) -> None:
             assert read[name] == value
 
 
-def test_settings_of_a_person_may_have_empty_lines_and_comments() -> None:
+def test_settings_of_a_person_may_have_empty_lines_and_comments():
     text = "\n# small\ngroup_size = 8\n\nprompt=one\n  two\n"
     assert parse_settings(text) == {"group_size": " 8", "prompt": "one\n two"}
 
 
-def test_an_error_in_settings_names_the_line() -> None:
+def test_an_error_in_settings_names_the_line():
     with pytest.raises(FieldValueError, match=r"settings, line 3: 'group_size 8' is not an"):
         parse_settings("a=1\n\ngroup_size 8")
 
 
-def test_parameters_describe_a_launch() -> None:
-    values = {
-        "environment": "arithmetic",
-        "steps": 20,
-        "name": "mine",
-        "seed": None,
-        "settings": "batch_size=64",
-        "limits": {"max_hours": 2, "max_cost_usd": None},
-    }
-    spec = read_spec(LaunchSpec, values)
-    assert (spec.environment, spec.profile, spec.name) == ("arithmetic", "embedded", "mine")
-    assert spec.list_edits() == {"batch_size": "64", "env.total_steps": 20, "limits.max_hours": 2.0}
-
-
-def test_a_launch_is_described_by_the_parameters_that_make_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_is_described_by_the_parameters_that_make_it_again(tmp_path, monkeypatch):
     """A copy in Prefect starts with the same configuration, apart from what the owner alone may."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     store = RunStore()
@@ -91,7 +66,7 @@ def test_a_launch_is_described_by_the_parameters_that_make_it_again(
     assert configs[0] == configs[1]
 
 
-def test_parameters_of_a_test_describe_its_options() -> None:
+def test_parameters_of_a_test_describe_its_options():
     values = {"environment": "arithmetic", "models": ["embedded:tiny"], "steps": 2}
     spec = read_spec(TestSpec, values)
     assert spec.models == ["embedded:tiny"]
@@ -101,9 +76,7 @@ def test_parameters_of_a_test_describe_its_options() -> None:
 
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
-def test_a_flow_refuses_a_bad_input_by_a_sentence(
-    bad: BadInput, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flow_refuses_a_bad_input_by_a_sentence(bad, monkeypatch):
     """A schedule is not checked by the server, so the flow checks everything again."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     store = RunStore()

@@ -1,11 +1,9 @@
 """What cannot work cannot be built."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from lachesis.base.errors import ConfigError, FieldValueError
 from lachesis.config import run_config as run_config
@@ -17,14 +15,14 @@ from tests.harness.locked_values import LOCKED_VALUES
 
 
 @pytest.mark.parametrize("section", LOCKED_VALUES)
-def test_the_cloud_profile_has_the_locked_values_of_the_contract(section: str) -> None:
+def test_the_cloud_profile_has_the_locked_values_of_the_contract(section):
     values = getattr(run_config.resolve_run_config("gsm8k", "tinker", {}), section).model_dump()
     for name, value in LOCKED_VALUES[section].items():
         assert values[name] == value
         assert find_lock(f"{section}.{name}", "tinker") is not None, name
 
 
-def test_every_locked_field_is_a_field_and_every_profile_a_profile() -> None:
+def test_every_locked_field_is_a_field_and_every_profile_a_profile():
     fields = {
         f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields
     }
@@ -68,12 +66,12 @@ def test_every_locked_field_is_a_field_and_every_profile_a_profile() -> None:
         ({"tinker": {"typo": 1}}, "tinker.typo is 1: Extra inputs are not permitted"),
     ],
 )
-def test_an_impossible_configuration_cannot_be_built(edits: dict[str, Any], message: str) -> None:
+def test_an_impossible_configuration_cannot_be_built(edits, message):
     with pytest.raises(FieldValueError, match=message):
         run_config.resolve_run_config("arithmetic", "embedded", edits)
 
 
-def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
+def test_the_yaml_is_one_that_no_environment_can_misread():
     """Two identical endpoints, a non-empty key, an explicit name: see the file's own docstring for
     why.
     """
@@ -90,7 +88,7 @@ def test_the_yaml_is_one_that_no_environment_can_misread() -> None:
     assert (content["slurm"], content["testing"]) == (False, False)
 
 
-def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_run_file_is_read_back_as_it_was(tmp_path):
     config = run_config.resolve_run_config(
         "arithmetic", "embedded", {"env": {"group_size": 8}}, defaults={"largest": 5}
     )
@@ -114,13 +112,13 @@ def test_a_run_file_is_read_back_as_it_was(tmp_path: Path) -> None:
         b"",
     ],
 )
-def test_a_damaged_run_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_run_file_is_named(tmp_path, content):
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         RunConfig.from_yaml(tmp_path / "config.yaml")
 
 
-def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path) -> None:
+def test_an_operator_changes_locked_values_in_one_place(clean_environment):
     (clean_environment / "profiles.yaml").write_text(
         "tinker: {env: {total_steps: 10}, tinker: {lora_rank: 16}}"
     )
@@ -134,12 +132,10 @@ def test_an_operator_changes_locked_values_in_one_place(clean_environment: Path)
         run_config.resolve_run_config("gsm8k", "tinker", {})
 
 
-def test_profiles_that_cannot_be_read_are_named(
-    clean_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profiles_that_cannot_be_read_are_named(clean_environment, monkeypatch):
     """Root may read every file, so the refusal is simulated."""
 
-    def refuse(path: Path, *_: Any, **__: Any) -> str:
+    def refuse(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
     (clean_environment / "profiles.yaml").write_text("tinker: {}")
@@ -148,13 +144,13 @@ def test_profiles_that_cannot_be_read_are_named(
         load_profile_values("tinker", clean_environment)
 
 
-def test_an_unknown_profile_names_those_there_are() -> None:
+def test_an_unknown_profile_names_those_there_are():
     with pytest.raises(ConfigError, match="no profile 'cloud'; allowed: embedded, tinker, custom"):
         run_config.resolve_run_config("arithmetic", "cloud", {})
 
 
 @pytest.mark.parametrize("section", SECTIONS.values())
-def test_every_number_has_a_bound_on_both_sides(section: type[BaseModel]) -> None:
+def test_every_number_has_a_bound_on_both_sides(section):
     """A slip of the finger is refused where it is typed."""
     for name, schema in section.model_json_schema()["properties"].items():
         for kind in (schema, *schema.get("anyOf", ())):
@@ -163,7 +159,7 @@ def test_every_number_has_a_bound_on_both_sides(section: type[BaseModel]) -> Non
                 assert kind.keys() & {"minimum", "exclusiveMinimum"}, name
 
 
-def test_an_absurd_number_of_steps_is_refused() -> None:
+def test_an_absurd_number_of_steps_is_refused():
     values = {"env": {"total_steps": 1180591620717411303424}}
     with pytest.raises(ConfigError, match="total_steps"):
         run_config.resolve_run_config("arithmetic", "embedded", values, model="m")

@@ -1,7 +1,5 @@
 """Texts become what their fields' schemas say, and nothing else."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +62,7 @@ DEFINITIONS = {
         ({"type": "boolean"}, "2", "2"),
     ],
 )
-def test_a_text_is_read_by_its_schema(schema: Any, text: str, value: Any) -> None:
+def test_a_text_is_read_by_its_schema(schema, text, value):
     read = read_typed_value(schema, text, DEFINITIONS)
     assert (read, repr(read)) == (value, repr(value))
 
@@ -80,26 +78,24 @@ def test_a_text_is_read_by_its_schema(schema: Any, text: str, value: Any) -> Non
         ({"type": "integer"}, ["1"], ["1"]),
     ],
 )
-def test_a_value_that_is_no_text_stays_and_its_texts_are_read(
-    schema: Any, value: Any, read: Any
-) -> None:
+def test_a_value_that_is_no_text_stays_and_its_texts_are_read(schema, value, read):
     assert read_typed_value(schema, value, {}) == read
 
 
 @given(number=st.floats(allow_nan=False, allow_infinity=False))
-def test_numbers_round_trip(number: float) -> None:
+def test_numbers_round_trip(number):
     assert read_typed_value({"type": "number"}, repr(number), {}) == number
     assert read_untyped(repr(number)) == number
 
 
 @given(number=st.integers())
-def test_integers_round_trip(number: int) -> None:
+def test_integers_round_trip(number):
     assert read_typed_value({"type": "integer"}, str(number), {}) == number
     assert read_untyped(str(number)) == number
 
 
 @given(text=st.text())
-def test_any_text_is_a_text_and_no_text_breaks_another_type(text: str) -> None:
+def test_any_text_is_a_text_and_no_text_breaks_another_type(text):
     assert read_typed_value({"type": "string"}, text, {}) == text
     for kind in ("integer", "number", "boolean", "null", "array", "object"):
         read_typed_value({"type": kind}, text, {})

@@ -1,12 +1,9 @@
 """A served home for the end-to-end tests of a worker."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.harness.openai_endpoint import Endpoint
 from tests.harness.prefect_server import give_database
 from tests.harness.served_home import ServedHome, make_serve_env
 
@@ -14,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
+def calm(tmp_path_factory):
     """The folder of the environment `calm`: the sums, no faster than other tests beside it can
     bear.
     """
@@ -34,16 +31,14 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def in_served_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_served_home(request, monkeypatch):
     """What a test calls itself uses the served home too."""
     if "served" in request.fixturenames:
         monkeypatch.setenv("LACHESIS_HOME", str(request.getfixturevalue("served").home))
 
 
 @pytest.fixture(scope="package")
-def served(
-    new_home: Callable[[], Path], endpoint: Endpoint, calm: str, empty_database: Path
-) -> Iterator[ServedHome]:
+def served(new_home, endpoint, calm, empty_database):
     """A home whose launcher runs until the last test of this folder; an idle one takes a tenth of a
     core from the others. Its forms offer the environment `calm` too.
     """
@@ -54,20 +49,20 @@ def served(
 
 
 @pytest.fixture(scope="package")
-def served_home(served: ServedHome) -> Path:
+def served_home(served):
     return served.home
 
 
 @pytest.fixture(scope="package")
-def cli(served: ServedHome) -> Callable[..., Any]:
+def cli(served):
     return served.cli
 
 
 @pytest.fixture(scope="package")
-def agent(served: ServedHome) -> Callable[..., Any]:
+def agent(served):
     return served.agent
 
 
 @pytest.fixture(scope="package")
-def wait_ended(served: ServedHome) -> Callable[..., Any]:
+def wait_ended(served):
     return served.wait_until_ended

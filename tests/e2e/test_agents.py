@@ -2,10 +2,8 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from lachesis.base.json_text import Json
 from tests.e2e import learning
 from tests.e2e.learning import check_what_was_learned
-from tests.harness.served_home import ServedHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -25,14 +22,14 @@ SETTINGS: dict[str, Json] = {
 
 
 @pytest.fixture(scope="module")
-def surfaces(served: ServedHome) -> Iterator[dict[str, dict[str, str]]]:
+def surfaces(served):
     """`lachesis mcp --http` and `lachesis api`, and what an agent must know of each transport."""
     with served.serve_surfaces() as places:
         yield {"stdio": {}, "hermes": {}, **places}
 
 
 @pytest.fixture
-def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Callable[..., Any]:
+def call(agent, surfaces):
     """One tool call over a transport, by a process that is gone afterwards."""
     return lambda transport, tool, /, **arguments: agent(
         transport, tool, surfaces[transport], **arguments
@@ -40,12 +37,8 @@ def call(agent: Callable[..., Any], surfaces: dict[str, dict[str, str]]) -> Call
 
 
 def test_three_agents_go_from_the_list_to_weights_at_once(
-    call: Callable[..., Any],
-    cli: Callable[..., Any],
-    wait_ended: Callable[..., Any],
-    start_engine: Callable[..., Any],
-    tmp_path: Path,
-) -> None:
+    call, cli, wait_ended, start_engine, tmp_path
+):
     """Over MCP by HTTP, as a Hermes plugin, and over the HTTP service, each with its own draft; a
     fourth run waits its turn. The first one trains until its model has learned.
     """
@@ -53,7 +46,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     # All start their runs at once, so that none has completed before the last one has started.
     are_ready = threading.Barrier(len(transports), timeout=300)
 
-    def start(transport: str) -> Json:
+    def start(transport):
         return _start(call, transport, are_ready)
 
     with ThreadPoolExecutor(len(transports)) as agents:
@@ -83,7 +76,7 @@ def test_three_agents_go_from_the_list_to_weights_at_once(
     assert set(runs.values()) < {run["run_id"] for run in call("hermes", "rl_list_runs")["runs"]}
 
 
-def _start(call: Callable[..., Any], transport: str, are_ready: threading.Barrier) -> Json:
+def _start(call, transport, are_ready):
     assert "arithmetic" in [
         environment["name"]
         for environment in call(transport, "rl_list_environments")["environments"]
@@ -97,7 +90,7 @@ def _start(call: Callable[..., Any], transport: str, are_ready: threading.Barrie
     return answer
 
 
-def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
+def _fetch(call, transport, run_id):
     status = call(transport, "rl_check_status", run_id=run_id)
     assert status["status"] == "completed", status
     results = call(transport, "rl_get_results", run_id=run_id)
@@ -107,9 +100,7 @@ def _fetch(call: Callable[..., Any], transport: str, run_id: str) -> None:
     assert (Path(results["weights"]["adapter"]) / "adapter_model.safetensors").is_file()
 
 
-def test_an_environment_is_tried_at_an_endpoint(
-    call: Callable[..., Any], endpoint: Any, served_home: Path
-) -> None:
+def test_an_environment_is_tried_at_an_endpoint(call, endpoint, served_home):
     """A test goes on when the call is over, and its id asks again. The night's test has the
     embedded model.
     """
@@ -179,9 +170,7 @@ def test_an_environment_is_tried_at_an_endpoint(
     assert not [command for command in commands if endpoint.key.encode() in command]
 
 
-def test_prompts_of_ones_own_are_answered_and_scored(
-    call: Callable[..., Any], endpoint: Any
-) -> None:
+def test_prompts_of_ones_own_are_answered_and_scored(call, endpoint):
     """What the environment's verifier can score has a score, anything else says why not."""
     arguments = {
         "prompts": ["3+4=", "who are you?"],
@@ -200,7 +189,7 @@ def test_prompts_of_ones_own_are_answered_and_scored(
     assert endpoint.last["temperature"] == 0.5
 
 
-def test_foreign_callers_are_refused(surfaces: dict[str, dict[str, str]]) -> None:
+def test_foreign_callers_are_refused(surfaces):
     """The HTTP surfaces refuse a missing token, a foreign Host and a foreign Origin."""
     mcp, api = surfaces["mcp-http"]["URL"] + "/mcp", surfaces["http"]["URL"] + "/health"
     token = {"Authorization": f"Bearer {surfaces['mcp-http']['TOKEN']}"}

@@ -13,7 +13,6 @@ import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.base.timestamps import now_iso
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.e2e.conftest import ROOT
 from tests.harness.hostile_inputs import ARITHMETIC, BAD_INPUTS, BadInput
@@ -24,16 +23,16 @@ SMALL = "batch_size=16\ngroup_size=4\ntinker.final_evaluation=false\nuse_wandb=f
 
 
 @pytest.fixture(scope="module")
-def server(served_home: Path) -> Server:
+def server(served_home):
     return Server(served_home)
 
 
-def find_run(home: Path, flow_run: str) -> RunRecord | None:
+def find_run(home, flow_run):
     records = RunStore(home).all()
     return next((record for record in records if record.flow_run_id == flow_run), None)
 
 
-def test_the_form_of_train_is_for_people(server: Server) -> None:
+def test_the_form_of_train_is_for_people(server):
     deployment = server.ask("GET", "/deployments/name/train/train")
     assert deployment["tags"] == ["lachesis"]
     assert "**What to fill in.**" in deployment["description"]
@@ -55,7 +54,7 @@ def test_the_form_of_train_is_for_people(server: Server) -> None:
     assert tick["tags"] == ["lachesis-tick"]
 
 
-def test_the_server_refuses_bad_inputs_at_the_submission(server: Server) -> None:
+def test_the_server_refuses_bad_inputs_at_the_submission(server):
     deployment = server.deployment("train")
     for bad in BAD_INPUTS:
         if bad.by_server:
@@ -66,7 +65,7 @@ def test_the_server_refuses_bad_inputs_at_the_submission(server: Server) -> None
                 assert word in answer.text, bad.name
 
 
-def test_the_flow_refuses_what_the_server_did_not_check(server: Server, served_home: Path) -> None:
+def test_the_flow_refuses_what_the_server_did_not_check(server, served_home):
     """Schedules need this: their parameters are not checked when they are made."""
     run_ids_before = {record.run_id for record in RunStore(served_home).all()}
     flow_run = server.start("train", {**ARITHMETIC, "steps": "ten"}, enforce_parameter_schema=False)
@@ -106,7 +105,7 @@ def test_a_bad_input_is_refused_by_rest_and_by_prefects_command(
     assert {record.run_id for record in RunStore(served_home).all()} == run_ids_before
 
 
-def run_prefect(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_prefect(server, folder, *words):
     """Run Prefect's own command with an empty home of its own."""
     env = {**os.environ, "PREFECT_API_URL": server.url, "PREFECT_HOME": str(folder)}
     command = [sys.executable, "-m", "prefect", *words]
@@ -178,9 +177,7 @@ def test_a_training_is_started_copied_and_not_retried_when_complete(
     assert server.ended(copy)["type"] in ("CANCELLED", "COMPLETED")
 
 
-def test_the_command_line_submits_the_same_deployment(
-    server: Server, served_home: Path, cli: Callable[..., Any]
-) -> None:
+def test_the_command_line_submits_the_same_deployment(server, served_home, cli):
     settings = [word for line in SMALL.splitlines() for word in ("--set", line)]
     started = cli("train", "arithmetic", "--steps", "50", "--name", "by hand", *settings)
     record = json.loads((served_home / "runs" / started["run_id"] / "run.json").read_text())
@@ -218,7 +215,7 @@ def test_a_schedule_goes_on_from_the_best_checkpoint_of_its_last_run(
     )
     name = f"person-{schedule[0]['id'][:8]}"
 
-    def find_completed() -> list[RunRecord]:
+    def find_completed():
         runs = [one for one in RunStore(served_home).all() if one.schedule == name]
         return sorted(
             (one for one in runs if one.status == "completed"), key=lambda one: one.created_at

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def installed_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_command(tmp_path_factory):
     """The command `lachesis` of a new virtual environment that holds the wheel.
 
     Its dependencies are those of the tests, by a line of a .pth file: the .pth files beside them,
@@ -42,8 +41,8 @@ def installed_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
-    installed_command: Path, new_home: Callable[[], Path], tmp_path: Path
-) -> None:
+    installed_command, new_home, tmp_path
+):
     """The demo, another run like it, what they did, and what the model answers now.
 
     The second run starts a server in the background, because none runs.
@@ -54,7 +53,7 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
     package = installed_command.parents[1]
     files_before = _list_files(package)
 
-    def run(*words: str) -> Any:
+    def run(*words):
         done = subprocess.run(
             [installed_command, *words, "--json"],
             cwd=tmp_path,
@@ -66,7 +65,7 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    def start(*words: str) -> subprocess.Popen[str]:
+    def start(*words):
         command = [installed_command, *words]
         return subprocess.Popen(
             command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -87,7 +86,7 @@ def test_the_whole_work_is_done_from_the_wheel_in_an_empty_folder(
     assert processes_under(home) == {}
 
 
-def _work_on(run: Callable[..., Any], start: Callable[..., Any], first: str) -> None:
+def _work_on(run, start, first):
     """Begin a run like the first one, compare both, and use what was trained."""
     like = ("train", "--like", "@last", "--set", "learning_rate=0.0005", "--name", "slower")
     second = run(*like, "--watch")["run_id"]
@@ -109,7 +108,7 @@ def _work_on(run: Callable[..., Any], start: Callable[..., Any], first: str) -> 
     assert (rows[second]["name"], rows[second]["total_steps"]) == ("slower", 5)
 
 
-def _ask_endpoint(start: Callable[..., Any], run_id: str) -> None:
+def _ask_endpoint(start, run_id):
     """Ask the trained model by the client of OpenAI, until Ctrl-C ends the server."""
     (port,) = reserve_free_ports(1)
     process = start("serve-model", run_id, "--checkpoint", "3", "--port", str(port))
@@ -132,5 +131,5 @@ def _ask_endpoint(start: Callable[..., Any], run_id: str) -> None:
     assert process.wait(60) == 130
 
 
-def _list_files(folder: Path) -> list[Path]:
+def _list_files(folder):
     return sorted(file for file in folder.rglob("*") if "__pycache__" not in file.parts)

@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -50,11 +47,11 @@ if __name__ == "__main__":
 """
 
 
-def record(home: Path, run_id: str) -> dict[str, Any]:
+def record(home, run_id):
     return dict(json.loads((home / "runs" / run_id / "run.json").read_text()))
 
 
-def steps(home: Path, run_id: str) -> list[int]:
+def steps(home, run_id):
     file = home / "runs" / run_id / "metrics.jsonl"
     return (
         [json.loads(line)["step"] for line in file.read_text().splitlines()]
@@ -64,19 +61,13 @@ def steps(home: Path, run_id: str) -> list[int]:
 
 
 @pytest.fixture
-def run_processes(served_home: Path) -> Callable[[str], Any]:
+def run_processes(served_home):
     return lambda run_id: processes_under(served_home / "runs" / run_id)
 
 
 def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
-    cli: Callable[..., Any],
-    served_home: Path,
-    calm: str,
-    tmp_path: Path,
-    wait_ended: Callable[..., Any],
-    run_processes: Callable[[str], Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cli, served_home, calm, tmp_path, wait_ended, run_processes, monkeypatch
+):
     """A budget of some steps' worth of tokens, its end, a resume with more, a stop: checkpoints
     carry the run, no step is lost or made twice, no process stays. Beside it a run whose
     environment cannot start fails for itself.
@@ -137,13 +128,13 @@ def test_a_budget_is_kept_and_with_more_of_it_the_run_goes_on(
     )
 
 
-def _spent(home: Path, run_id: str) -> float:
+def _spent(home, run_id):
     """Tokens until the end of the attempt, also those after its last step."""
     kept = json.loads((home / "runs" / run_id / "spent.json").read_text())
     return sum(kept[kind] for kind in ("prefill", "sampled", "trained"))
 
 
-def test_the_server_fires_schedules(served_home: Path) -> None:
+def test_the_server_fires_schedules(served_home):
     """With SQLAlchemy 2.1 no schedule of Prefect's ever fires, without an error anywhere. The
     monitor has one.
     """
@@ -155,7 +146,7 @@ def test_the_server_fires_schedules(served_home: Path) -> None:
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
     }
 
-    def scheduled() -> Any:
+    def scheduled():
         answer = httpx.post(f"{url}/flow_runs/filter", json=body)
         return answer.json() if answer.status_code == 200 else None
 
@@ -163,7 +154,7 @@ def test_the_server_fires_schedules(served_home: Path) -> None:
     assert any(run["auto_scheduled"] for run in runs)
 
 
-def test_ctrl_c_of_the_demo_leaves_no_process(new_home: Callable[[], Path]) -> None:
+def test_ctrl_c_of_the_demo_leaves_no_process(new_home):
     """Server, runner, flow and services end, after the run has saved a checkpoint."""
     home = new_home()
     env = {**os.environ, "LACHESIS_HOME": str(home)}

@@ -4,9 +4,7 @@ what each has learned.
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,9 +26,7 @@ SIZES = (
 )
 
 
-def test_two_environments_train_one_model(
-    cli: Callable[..., Any], served_home: Path, calm: str, wait_ended: Callable[..., Any]
-) -> None:
+def test_two_environments_train_one_model(cli, served_home, calm, wait_ended):
     refused = cli(
         "train", "calm", "--model", "tiny", "--with", "calm", expect=1, LACHESIS_ENVIRONMENTS=calm
     )
@@ -97,9 +93,7 @@ def test_two_environments_train_one_model(
 UPSTREAM = Path(__file__).resolve().parents[1] / "upstream"
 
 
-def test_files_written_for_atropos_run_as_they_are(
-    cli: Callable[..., Any], served_home: Path, wait_ended: Callable[..., Any]
-) -> None:
+def test_files_written_for_atropos_run_as_they_are(cli, served_home, wait_ended):
     """One turn with text tokenised again and no log-probabilities, two turns gathered by Atropos,
     and one of several files.
     """

@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ from lachesis.base.timestamps import now_iso
 from lachesis.monitor.learning_rules import judge_learning
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.store import RunStore
-from tests.harness.http_answers import Request, serve_answers
+from tests.harness.http_answers import serve_answers
 from tests.harness.prefect_api import Server
 from tests.harness.waiting import wait_until
 
@@ -41,16 +39,16 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 
 
 @pytest.fixture(scope="module")
-def server(served_home: Path) -> Server:
+def server(served_home):
     return Server(served_home)
 
 
 @pytest.fixture(scope="module")
-def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
+def told(cli):
     """Collect what a web address was sent since `lachesis notifications`."""
     heard: list[Json] = []
 
-    def hear(request: Request) -> dict[str, Any]:
+    def hear(request):
         heard.append(request.json())
         return {}
 
@@ -59,11 +57,11 @@ def told(cli: Callable[..., Any]) -> Iterator[list[Json]]:
         yield heard
 
 
-def record(home: Path, run_id: str) -> Json:
+def record(home, run_id):
     return dict(json.loads((home / "runs" / run_id / "run.json").read_text()))
 
 
-def steps(home: Path, run_id: str) -> list[Json]:
+def steps(home, run_id):
     file = home / "runs" / run_id / "metrics.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -71,7 +69,7 @@ def steps(home: Path, run_id: str) -> list[Json]:
 # The tests below until `run` need no run; one that trains meanwhile would make each of them slower.
 
 
-def test_the_end_of_a_run_is_told(told: list[Json], server: Server) -> None:
+def test_the_end_of_a_run_is_told(told, server):
     """Failed, stopped and finished, by the server's own automations; the flow runs are of the
     training deployment and never start.
     """
@@ -84,7 +82,7 @@ def test_the_end_of_a_run_is_told(told: list[Json], server: Server) -> None:
         state = {"type": kind.upper(), "name": kind, "message": f'{kind} with "words"'}
         server.ask("POST", f"/flow_runs/{made}/set_state", {"state": state, "force": True})
 
-    def all_told() -> list[Json] | None:
+    def all_told():
         found = [one for one in told if one["message"] == f'{one["event"]} with "words"']
         return found if {one["event"] for one in found} == kinds else None
 
@@ -92,7 +90,7 @@ def test_the_end_of_a_run_is_told(told: list[Json], server: Server) -> None:
         assert one["page"].startswith(server.url.removesuffix("/api"))
 
 
-def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
+def test_old_ticks_are_removed(cli, server):
     """Those that are old enough, and only ended ones of this deployment. `cli` names the home."""
     deployment = server.deployment("monitor")
     wanted = {
@@ -107,7 +105,7 @@ def test_old_ticks_are_removed(cli: Callable[..., Any], server: Server) -> None:
     assert server.ask("POST", "/flow_runs/filter", wanted) == []
 
 
-def test_environments_are_validated_at_night(served_home: Path, server: Server) -> None:
+def test_environments_are_validated_at_night(served_home, server):
     """Those that the launcher was told, each as a flow run of its own, with a verdict; asked for by
     hand here.
     """
@@ -125,12 +123,12 @@ def test_environments_are_validated_at_night(served_home: Path, server: Server) 
     assert result["summary"]["verdict"] == "learnable"
 
 
-def _new(home: Path, known: set[Path]) -> set[Path]:
+def _new(home, known):
     return set((home / "inference_tests").glob("*")) - known
 
 
 @pytest.fixture(scope="module")
-def run(cli: Callable[..., Any], served_home: Path, calm: str) -> Iterator[str]:
+def run(cli, served_home, calm):
     """A run that trains; its id."""
     small = {
         "batch_size": 32,
@@ -151,7 +149,7 @@ def run(cli: Callable[..., Any], served_home: Path, calm: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def broken_run(run: str, served_home: Path, server: Server) -> str:
+def broken_run(run, served_home, server):
     """The run after 22 steps in which its weights stayed as they were."""
     before = len(steps(served_home, run))
     (served_home / "runs" / run / "engine" / "freeze-weights").touch()
@@ -165,7 +163,7 @@ def broken_run(run: str, served_home: Path, server: Server) -> str:
     return run
 
 
-def test_a_run_that_learns_is_healthy(run: str, served_home: Path, server: Server) -> None:
+def test_a_run_that_learns_is_healthy(run, served_home, server):
     server.tick()
     health = record(served_home, run)["health"]
     assert (health["word"], health["stalled"]) == ("healthy", None)
@@ -199,9 +197,7 @@ def test_a_frozen_environment_is_named_and_the_run_resumed(
     assert (again["status"], again["attempt"], again["auto_resumes"]) == ("running", 2, 1)
 
 
-def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(
-    run: str, served_home: Path, server: Server
-) -> None:
+def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(run, served_home, server):
     """It is stopped by a signal, so that it accepts and does not answer; a tick still judges, and
     the next one publishes.
     """
@@ -218,7 +214,7 @@ def test_a_server_that_hangs_stops_neither_the_run_nor_the_monitor(
     assert record(served_home, run)["status"] == "running"
 
 
-def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
+def test_ticks_do_not_pile_up(run, server):
     """Ten that are due at once, as after a night with the lid closed: the ones that meet another
     are cancelled without a process.
     """
@@ -228,9 +224,7 @@ def test_ticks_do_not_pile_up(run: str, server: Server) -> None:
     assert states.count("CANCELLED") >= 5
 
 
-def test_weights_that_stay_are_called_broken(
-    told: list[Json], broken_run: str, cli: Callable[..., Any], served_home: Path
-) -> None:
+def test_weights_that_stay_are_called_broken(told, broken_run, cli, served_home):
     health = record(served_home, broken_run)["health"]
     assert health["word"] == "broken"
     assert "have not changed" in health["evidence"][0]
@@ -248,9 +242,7 @@ def test_weights_that_stay_are_called_broken(
 @pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)"
 )
-def test_pages_in_a_browser(
-    broken_run: str, served_home: Path, server: Server, tmp_path: Path
-) -> None:
+def test_pages_in_a_browser(broken_run, served_home, server, tmp_path):
     """The flow run with its service tasks, the verdict and the states of its services."""
     known = json.loads((served_home / "runs" / broken_run / "monitor.json").read_text())[
         "artifacts"
@@ -280,7 +272,7 @@ def test_pages_in_a_browser(
         assert shot.stat().st_size > 20_000, "an empty page is smaller"
 
 
-def _visit(address: str, shot: Path, folder: Path) -> str:
+def _visit(address, shot, folder):
     """The page after its scripts have run, and its picture."""
     options = [
         f"--user-data-dir={folder / 'chromium'}",

@@ -6,28 +6,16 @@ same operations without a browser: tests/supervision/test_stop_requests.py and i
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Page
 
 from lachesis.base.json_text import Json
 from lachesis.operations.run_lists import list_runs
 from lachesis.operations.runs import get_run
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
-from tests.e2e.prefect_pages import (
-    CHROMIUM,
-    NO_CHROMIUM,
-    OPTIONAL,
-    UI,
-    Action,
-    PrefectPages,
-    open_page,
-)
+from tests.e2e.prefect_pages import CHROMIUM, NO_CHROMIUM, OPTIONAL, UI, PrefectPages, open_page
 from tests.harness.prefect_api import Server
 from tests.harness.waiting import wait_until
 
@@ -42,18 +30,18 @@ SMALL = "batch_size=16\ngroup_size=4\nsave_checkpoint_interval=2\ntinker.final_e
 
 
 @pytest.fixture(scope="module")
-def server(served_home: Path) -> Server:
+def server(served_home):
     return Server(served_home)
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
+def page():
     with open_page() as opened:
         yield opened
 
 
 @pytest.fixture(params=[pytest.param("V1", marks=pytest.mark.matrix), "V2"])
-def pages(request: pytest.FixtureRequest, page: Page, server: Server) -> PrefectPages:
+def pages(request, page, server):
     ui: UI = request.param
     return PrefectPages(page, server.url.removesuffix("/api"), ui)
 
@@ -61,51 +49,44 @@ def pages(request: pytest.FixtureRequest, page: Page, server: Server) -> Prefect
 class Person:
     """Follow a training that a person started on a page."""
 
-    def __init__(
-        self,
-        pages: PrefectPages,
-        server: Server,
-        home: Path,
-        cli: Callable[..., Any],
-        environments: str,
-    ) -> None:
+    def __init__(self, pages, server, home, cli, environments):
         self.pages, self.server, self.home, self.cli = pages, server, home, cli
         self.environments = environments
         self.store = RunStore(home)
 
-    def find_run(self, flow_run_id: str) -> RunRecord:
+    def find_run(self, flow_run_id):
         """The run of a flow run, which is made when the flow begins."""
 
-        def find() -> RunRecord | None:
+        def find():
             records = self.store.all()
             return next((one for one in records if one.flow_run_id == flow_run_id), None)
 
         record: RunRecord = self.server.wait_for(find, 60, f"the run of {flow_run_id}")
         return record
 
-    def validate(self) -> Any:
+    def validate(self):
         """Test the model that some trainings require to be tested."""
         words = ("calm", "--model", "tiny", "--steps", "4")
         return self.cli("test", *words, LACHESIS_ENVIRONMENTS=self.environments)
 
-    def train(self, record: RunRecord, step: int) -> int:
+    def train(self, record, step):
         """Wait until the run has made this step, and return its last one."""
         self.pages.page.goto("about:blank")  # A page of a living run takes a third of a core.
         metrics = self.store.dir(record.run_id).metrics
 
-        def last_step() -> int:
+        def last_step():
             return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
         self.server.wait_for(lambda: last_step() >= step, 150, f"step {step} of {record.run_id}")
         return last_step()
 
-    def press(self, record: RunRecord, action: Action, state: str, status: str) -> None:
+    def press(self, record, action, state, status):
         """Press a button; the page shows the state and `lachesis status` the word."""
         self.pages.open_flow_run(record.flow_run_id or "")
         self.pages.press(action)
         self.expect(record, state, status)
 
-    def expect(self, record: RunRecord, state: str, status: str) -> None:
+    def expect(self, record, state, status):
         """Wait until the page shows the state, and every view of the run the status."""
         store = RunStore(self.home)
         self.pages.expect_state(state)
@@ -120,13 +101,11 @@ class Person:
 
 
 @pytest.fixture
-def person(
-    pages: PrefectPages, server: Server, served_home: Path, cli: Callable[..., Any], calm: str
-) -> Person:
+def person(pages, server, served_home, cli, calm):
     return Person(pages, server, served_home, cli, calm)
 
 
-def fill_in(pages: PrefectPages, values: Json) -> None:
+def fill_in(pages, values):
     """Fill in fields by their titles."""
     for title, value in values.items():
         if value is True:
@@ -137,7 +116,7 @@ def fill_in(pages: PrefectPages, values: Json) -> None:
             pages.fill(title + OPTIONAL, str(value))
 
 
-def start_by_hand(person: Person, pages: PrefectPages, server: Server, steps: int) -> RunRecord:
+def start_by_hand(person, pages, server, steps):
     """Fill in the form of `train`, submit it, and return the run."""
     pages.open_form(server.deployment("train"))
     pages.choose("Environment", "calm")
@@ -147,7 +126,7 @@ def start_by_hand(person: Person, pages: PrefectPages, server: Server, steps: in
     return record
 
 
-def test_every_button_of_a_run(person: Person, pages: PrefectPages, server: Server) -> None:
+def test_every_button_of_a_run(person, pages, server):
     """A training is suspended, retried, fails, is retried again and cancelled."""
     record = start_by_hand(person, pages, server, 5000)
     person.train(record, 5)
@@ -170,9 +149,7 @@ def test_every_button_of_a_run(person: Person, pages: PrefectPages, server: Serv
     person.press(record, "Cancel", "Cancelled", "stopped")
 
 
-def test_a_copy_has_a_value_in_every_field(
-    person: Person, pages: PrefectPages, server: Server
-) -> None:
+def test_a_copy_has_a_value_in_every_field(person, pages, server):
     """The form that Prefect has filled in with the values of the original is completed."""
     with ThreadPoolExecutor() as pool:
         validation = pool.submit(person.validate)
@@ -213,7 +190,7 @@ def test_a_copy_has_a_value_in_every_field(
         "without_validation": False,
     }
 
-    def list_run_tags() -> list[str]:
+    def list_run_tags():
         tags = person.server.ask("GET", f"/flow_runs/{flow_run_id}")["tags"]
         return [tag for tag in tags if tag.startswith("run:")]
 
@@ -224,9 +201,7 @@ def test_a_copy_has_a_value_in_every_field(
     person.expect(copy, "Completed", "completed")
 
 
-def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
-    person: Person, pages: PrefectPages, server: Server
-) -> None:
+def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(person, pages, server):
     parameters = {
         "environment": "calm",
         "steps": 5000,
@@ -243,7 +218,7 @@ def test_a_schedule_with_overrides_is_skipped_while_its_training_lives(
     try:
         assert schedule["parameters"] == parameters
 
-        def find_runs() -> list[RunRecord]:
+        def find_runs():
             runs = [one for one in person.store.all() if one.schedule == name]
             return sorted(runs, key=lambda one: one.created_at)
 

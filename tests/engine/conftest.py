@@ -1,8 +1,5 @@
 """The real SDK against our engine."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import tinker
 
@@ -10,7 +7,7 @@ from lachesis.base.tinker_client import wait_for_sdk
 
 
 @pytest.fixture(scope="session")
-def service(engine: Any) -> Iterator[tinker.ServiceClient]:
+def service(engine):
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     yield client
     if hasattr(client, "close"):
@@ -18,7 +15,7 @@ def service(engine: Any) -> Iterator[tinker.ServiceClient]:
 
 
 @pytest.fixture
-def training(service: tinker.ServiceClient, engine: Any) -> tinker.TrainingClient:
+def training(service, engine):
     """A fresh adapter of rank 8."""
     return wait_for_sdk(
         service.create_lora_training_client(base_model=engine.model, rank=8, seed=1)

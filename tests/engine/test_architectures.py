@@ -1,9 +1,5 @@
 """Any causal language model: other layouts of attention, other linear layers, tied embeddings."""
 
-from collections.abc import Generator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -20,13 +16,13 @@ from transformers import (
 )
 
 from lachesis.base.errors import UnsupportedModelError
-from lachesis.engine.adapter_training import ForwardBackwardResult, TrainingModel
+from lachesis.engine.adapter_training import TrainingModel
 from lachesis.engine.base_model.forward_pass import BaseLanguageModel
-from lachesis.engine.base_model.lora_layers import LoraAdapter, iterate_parameters
+from lachesis.engine.base_model.lora_layers import iterate_parameters
 from lachesis.engine.sampling.sampler import Sampler, SamplingJob
 from lachesis.tinker_server.model_description import LoraSpec
 from lachesis.tinker_server.protobuf_messages import DecodedDatum
-from lachesis.tinker_server.sample_messages import PromptLogprobsSpec, SampleRequest, SampleResponse
+from lachesis.tinker_server.sample_messages import PromptLogprobsSpec, SampleRequest
 from lachesis.tiny_model.build import build_tokenizer
 
 SIZES = {
@@ -76,13 +72,13 @@ CONFIGS = {
 }
 
 
-def model_of(folder: Path, name: str) -> BaseLanguageModel:
+def model_of(folder, name):
     AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return BaseLanguageModel(str(folder))
 
 
-def trained_model(base: BaseLanguageModel, **spec: Any) -> TrainingModel:
+def trained_model(base, **spec):
     """One whose adapter changes the output."""
     model = TrainingModel(base, LoraSpec(**{"rank": 4, "seed": 0, **spec}))
     generator = torch.Generator().manual_seed(1)
@@ -91,9 +87,7 @@ def trained_model(base: BaseLanguageModel, **spec: Any) -> TrainingModel:
     return model
 
 
-def sample(
-    base: BaseLanguageModel, *jobs: tuple[SampleRequest, LoraAdapter | None]
-) -> list[SampleResponse]:
+def sample(base, *jobs):
     """Draw them together."""
     sampler, found = Sampler(base, seed=0), {}
     for number, (request, snapshot) in enumerate(jobs):
@@ -107,7 +101,7 @@ def sample(
     return [found[number] for number in range(len(jobs))]
 
 
-def run_all(passes: Generator[None, None, ForwardBackwardResult]) -> ForwardBackwardResult:
+def run_all(passes):
     while True:
         try:
             next(passes)
@@ -115,9 +109,7 @@ def run_all(passes: Generator[None, None, ForwardBackwardResult]) -> ForwardBack
             return end.value
 
 
-def expected(
-    base: BaseLanguageModel, tokens: list[int], snapshot: LoraAdapter | None
-) -> np.ndarray:
+def expected(base, tokens, snapshot):
     """Log-probabilities of each token but the first, in one pass without a cache."""
     ids = torch.tensor([tokens])
     with torch.no_grad():
@@ -127,7 +119,7 @@ def expected(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
+def test_what_is_trained_is_what_is_sampled(tmp_path, name):
     """Token by token with a cache, sequences of different lengths and of two adapters and the base
     model in one batch: the log-probabilities are those of one pass over the whole sequence, by the
     model in training and by Hugging Face's own.
@@ -162,7 +154,7 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path) -> None:
+def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path):
     """A long sample crosses from the one way to the other."""
     base = model_of(tmp_path, "llama (grouped heads, tied)")
     snapshot = trained_model(base).snapshot()
@@ -187,15 +179,13 @@ def test_an_adapter_that_is_alone_is_folded_in_and_gives_the_same(tmp_path: Path
         ({"train_attn": False, "train_mlp": False}, {"lm_head"}),
     ],
 )
-def test_a_client_chooses_what_is_trained(
-    random_model: str, spec: dict[str, Any], trained: set[str]
-) -> None:
+def test_a_client_chooses_what_is_trained(random_model, spec, trained):
     paths = set(TrainingModel(BaseLanguageModel(random_model), LoraSpec(rank=2, **spec)).factors)
     assert paths
     assert all(any(part in path for part in trained) for path in paths)
 
 
-def test_a_model_that_keeps_more_than_keys_and_values_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused_by_name(tmp_path):
     config = MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, state_size=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -20,9 +18,7 @@ from tests.engine.training_steps import PROMPT, checkpoint_folder, datums, ids, 
 from tests.harness.sdk_versions import needs_sdk
 
 
-def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
-    training: tinker.TrainingClient, engine: Any
-) -> None:
+def test_an_exported_adapter_gives_the_same_logprobs_in_peft(training, engine):
     """What the engine samples with is what `peft` loads."""
     for number in range(3):
         step(training, datums(seed=number))
@@ -39,7 +35,7 @@ def test_an_exported_adapter_gives_the_same_logprobs_in_peft(
     np.testing.assert_allclose(np.array(served, dtype=np.float64), expected.numpy(), atol=1e-3)
 
 
-def test_a_snapshot_does_not_move_with_training(training: tinker.TrainingClient) -> None:
+def test_a_snapshot_does_not_move_with_training(training):
     """A reference policy must stay where it was."""
     frozen = wait_for_sdk(training.save_weights_and_get_sampling_client())
     before = frozen.compute_logprobs(ids(PROMPT)).result()
@@ -49,7 +45,7 @@ def test_a_snapshot_does_not_move_with_training(training: tinker.TrainingClient)
     assert moved.compute_logprobs(ids(PROMPT)).result() != before
 
 
-def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> None:
+def test_an_error_leaves_the_client_usable(training):
     """Each mistake names itself, and the next call works."""
     good = datums(1)
     short = tinker.Datum(
@@ -79,7 +75,7 @@ def test_an_error_leaves_the_client_usable(training: tinker.TrainingClient) -> N
     assert step(training, good).metrics["loss:sum"] != 0
 
 
-def test_a_wrong_token_or_model_is_refused(service: tinker.ServiceClient, engine: Any) -> None:
+def test_a_wrong_token_or_model_is_refused(service, engine):
     assert httpx.get(f"{engine.url}/api/v1/healthz").status_code == 401
     assert (
         httpx.post(
@@ -91,12 +87,12 @@ def test_a_wrong_token_or_model_is_refused(service: tinker.ServiceClient, engine
         wait_for_sdk(service.create_lora_training_client(base_model="Qwen/Qwen3-8B"))
 
 
-def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any) -> None:
+def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine):
     """What the SDK will send one day must not break a client of today's engine."""
     headers = {"X-API-Key": engine.token}
     with httpx.Client(base_url=f"{engine.url}/api/v1", headers=headers) as client:
 
-        def create(number: int, config: dict[str, Any]) -> httpx.Response:
+        def create(number, config):
             body = {"session_id": session, "model_seq_id": number, "base_model": engine.model}
             return client.post("/create_model", json={**body, "lora_config": config})
 
@@ -126,9 +122,7 @@ def test_fields_of_a_later_sdk_are_ignored_and_wrong_types_are_named(engine: Any
             assert f"lora_config.{field} is {value!r}" in refused.json()["detail"]
 
 
-def test_capabilities_and_listing(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any
-) -> None:
+def test_capabilities_and_listing(service, training, engine):
     (model,) = service.get_server_capabilities().supported_models
     assert (model.model_name, model.max_context_length) == (engine.model, 512)
     path = training.save_state("listed").result().path
@@ -149,14 +143,12 @@ def test_capabilities_and_listing(
     ]
 
 
-def test_a_checkpoint_is_published_and_made_private_again(
-    service: tinker.ServiceClient, training: tinker.TrainingClient
-) -> None:
+def test_a_checkpoint_is_published_and_made_private_again(service, training):
     """Each may be repeated; what is not there is refused at once."""
     path = training.save_state("published").result().path
     rest = service.create_rest_client()
 
-    def is_public() -> bool:
+    def is_public():
         checkpoints = rest.list_checkpoints(path.split("/")[2]).result().checkpoints
         return next(
             checkpoint.public for checkpoint in checkpoints if checkpoint.tinker_path == path
@@ -175,8 +167,8 @@ def test_a_checkpoint_is_published_and_made_private_again(
 
 
 def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, engine: Any
-) -> None:
+    service, training, engine
+):
     """The SDK repeats what fails as a fault of the server for five minutes without a word."""
     rest = service.create_rest_client()
     path, damaged = (training.save_state(name).result().path for name in ("kept", "damaged"))
@@ -200,9 +192,7 @@ def test_deleting_and_listing_take_no_time_even_where_a_record_is_damaged(
 
 
 @needs_sdk("0.38", "downloads by its command")
-def test_the_tinker_command_downloads_a_checkpoint(
-    training: tinker.TrainingClient, engine: Any, tmp_path: Path
-) -> None:
+def test_the_tinker_command_downloads_a_checkpoint(training, engine, tmp_path):
     """The vendor's command line gets a PEFT adapter from us."""
     path = training.save_state("download").result().path
     command = [

@@ -1,7 +1,5 @@
 """The engine against transformers and PEFT, by the program that makes the page of families."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of PEFT, about
 @pytest.mark.parametrize(
     "family", ["llama4_text", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
 )
-def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Path) -> None:
+def test_a_family_that_once_was_silently_wrong_agrees(family, tmp_path):
     """Sampling beyond windows and chunks, a training step, and the adapter in PEFT, within 1e-3
     nats.
     """
@@ -29,9 +27,7 @@ def test_a_family_that_once_was_silently_wrong_agrees(family: str, tmp_path: Pat
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("whose", ["engine", "reference"])
-def test_what_is_not_a_number_never_agrees(
-    place: int, whose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_a_number_never_agrees(place, whose, monkeypatch):
     """`max(0.0, nan)` is 0.0, in this order only."""
     engine, reference = np.full((2, 3), -1.0), torch.full((2, 3), -1.0)
     sequences = [([number], values) for number, values in enumerate(engine)]
@@ -41,7 +37,7 @@ def test_what_is_not_a_number_never_agrees(
     assert model_families.difference(None, sequences) == np.inf
 
 
-def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path: Path) -> None:
+def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path):
     """GPT-Neo counts its local window back from the longest sequence of a batch."""
     outcome = model_families.compare("gpt_neo", tmp_path)
     assert outcome.verdict == "refused"
@@ -49,9 +45,7 @@ def test_a_window_that_is_built_in_is_found_at_the_start(tmp_path: Path) -> None
         assert part in outcome.reason
 
 
-def test_the_start_looks_beyond_the_default_windows_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_looks_beyond_the_default_windows_of_a_model(tmp_path, monkeypatch):
     """Llama 4 as published has chunks of 8,192 tokens; wrong masks show at a start of seconds."""
     monkeypatch.setitem(model_families.SMALL, "attention_chunk_size", 8192)
     monkeypatch.setitem(model_families.SMALL, "max_position_embeddings", 16384)
@@ -63,9 +57,7 @@ def test_the_start_looks_beyond_the_default_windows_of_a_model(
         BaseLanguageModel(str(tmp_path))
 
 
-def test_a_model_that_hides_its_gradient_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_hides_its_gradient_is_refused(tmp_path, monkeypatch):
     sizes = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(**sizes, intermediate_size=32, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

@@ -1,6 +1,5 @@
 """No request, however wrong, ends the engine or is obeyed without its token."""
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -14,30 +13,30 @@ SCHEMA = create_app(cast(Any, None), "tml-x").openapi()
 
 
 @pytest.fixture(scope="module")
-def own(start_engine: Any, random_model: str) -> Any:
+def own(start_engine, random_model):
     """An engine that no other test uses."""
     return start_engine(random_model)
 
 
 @pytest.fixture(autouse=True)
-def alive(own: Any) -> Iterator[None]:
+def alive(own):
     yield
     assert own.process.poll() is None
 
 
 @pytest.mark.parametrize(("method", "path"), routes(SCHEMA))
-def test_no_request_is_answered_with_a_fault(own: Any, method: str, path: str) -> None:
+def test_no_request_is_answered_with_a_fault(own, method, path):
     fuzz(SCHEMA, method, path, own.url, {"X-API-Key": own.token}, examples=10)
 
 
-def test_strangers_are_refused(own: Any) -> None:
+def test_strangers_are_refused(own):
     """Files are fetched by signed address instead of the token."""
     for method, path, headers, owed, came in refusals(SCHEMA, own.url):
         signed = path.startswith("/download/") and owed == 401
         assert came == (400 if signed else owed), (method, path, headers)
 
 
-def test_text_that_nobody_can_encode_is_refused(own: Any) -> None:
+def test_text_that_nobody_can_encode_is_refused(own):
     headers = {"X-API-Key": own.token, "content-type": "application/json"}
     with httpx.Client(base_url=own.url, trust_env=False, headers=headers) as client:
         assert (
@@ -59,14 +58,12 @@ def test_text_that_nobody_can_encode_is_refused(own: Any) -> None:
         assert client.get("/download/%C3%A9/a/weights/b/c").status_code == 403
 
 
-def test_damaged_bodies_of_a_training_step_are_refused(
-    own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_bodies_of_a_training_step_are_refused(own, monkeypatch):
     """Each is a fault of the client, at once or through its future; and the same client goes on."""
     sent: list[tuple[bytes, dict[str, str]]] = []
     send = httpx.AsyncClient.send
 
-    async def spy(self: Any, request: httpx.Request, **options: Any) -> Any:
+    async def spy(self, request, **options):
         if request.url.path.endswith("/forward_backward"):
             sent.append((request.content, dict(request.headers)))
         return await send(self, request, **options)

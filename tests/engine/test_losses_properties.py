@@ -1,7 +1,5 @@
 """What holds of the losses for any log-probabilities, advantages and settings."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,10 @@ NOT_STOPPED = ["cross_entropy", "importance_sampling", "ppo", "dro"]
 """Losses whose gradient is that of their value; the other two stop one on purpose."""
 LOGPROB = st.floats(-6, -0.01)
 ADVANTAGE = st.floats(-3, 3).map(lambda value: round(value, 3))
-Tokens = dict[str, Any]
 
 
 @st.composite
-def tokens(draw: st.DrawFn, *, least: int = 1) -> Tokens:
+def tokens(draw, *, least=1):
     """Some tokens of some sequences, of which some are prompt: no advantage, no mask, no sampling
     log-probability.
     """
@@ -41,7 +38,7 @@ def tokens(draw: st.DrawFn, *, least: int = 1) -> Tokens:
     return made
 
 
-def run(loss_fn: str, made: Tokens, **config: float) -> tuple[np.ndarray, np.ndarray]:
+def run(loss_fn, made, **config):
     """The value of each token and the gradient of their sum."""
     logprobs = torch.tensor(made["lp"], dtype=torch.float64, requires_grad=True)
     inputs = {name: torch.tensor(values) for name, values in made.items() if name != "lp"}
@@ -55,12 +52,12 @@ def run(loss_fn: str, made: Tokens, **config: float) -> tuple[np.ndarray, np.nda
     ) if gradient is None else gradient.numpy()
 
 
-def changed(made: Tokens, **columns: Any) -> Tokens:
+def changed(made, **columns):
     return {**made, **columns}
 
 
 @examples(st.sampled_from(NOT_STOPPED), tokens())
-def test_the_gradient_is_that_of_the_value(loss_fn: str, made: Tokens) -> None:
+def test_the_gradient_is_that_of_the_value(loss_fn, made):
     """By central differences, away from the corners of the clip."""
     ratio = np.exp(np.where(made["advantages"] != 0, made["lp"] - made["logprobs"], 0.0))
     if loss_fn == "ppo" and (np.abs(np.subtract.outer([0.8, 1.2], ratio)) < 1e-3).any():
@@ -76,7 +73,7 @@ def test_the_gradient_is_that_of_the_value(loss_fn: str, made: Tokens) -> None:
 
 
 @examples(tokens())
-def test_the_gradient_of_losses_that_stop_one_is_the_papers(made: Tokens) -> None:
+def test_the_gradient_of_losses_that_stop_one_is_the_papers(made):
     """CISPO: -clip(r) A, whatever the clip does; GSPO inside wide bounds: -s A."""
     lp, q, advantages = made["lp"], made["logprobs"], made["advantages"]
     ratio = np.exp(np.where(advantages != 0, lp - q, 0.0))
@@ -92,7 +89,7 @@ def test_the_gradient_of_losses_that_stop_one_is_the_papers(made: Tokens) -> Non
 
 
 @examples(st.sampled_from(CLIPPED), tokens())
-def test_a_clipped_loss_is_the_unclipped_one_inside_its_bounds(loss_fn: str, made: Tokens) -> None:
+def test_a_clipped_loss_is_the_unclipped_one_inside_its_bounds(loss_fn, made):
     """PPO gives the values of importance sampling, and all three its gradients; GSPO where each
     token is a sequence.
     """
@@ -105,9 +102,7 @@ def test_a_clipped_loss_is_the_unclipped_one_inside_its_bounds(loss_fn: str, mad
 
 
 @examples(tokens(), st.floats(0, 1), st.floats(1, 3))
-def test_ppo_is_never_more_hopeful_than_importance_sampling(
-    made: Tokens, low: float, high: float
-) -> None:
+def test_ppo_is_never_more_hopeful_than_importance_sampling(made, low, high):
     """And has its gradient or none."""
     value, gradient = run("ppo", made, clip_low_threshold=low, clip_high_threshold=high)
     plain, plain_gradient = run("importance_sampling", made)
@@ -118,7 +113,7 @@ def test_ppo_is_never_more_hopeful_than_importance_sampling(
 
 
 @examples(st.sampled_from(sorted(losses.LOSSES)), tokens(), st.floats(-6000, 6000))
-def test_a_masked_token_never_contributes(loss_fn: str, made: Tokens, other: float) -> None:
+def test_a_masked_token_never_contributes(loss_fn, made, other):
     """Whatever its log-probability is, and neither to its own loss nor to that of the others."""
     prompt = made["sequence_ratio_mask"] == 0
     value, gradient = run(loss_fn, made)
@@ -132,7 +127,7 @@ def test_a_masked_token_never_contributes(loss_fn: str, made: Tokens, other: flo
 @examples(
     st.sampled_from(sorted(losses.LOSSES)), tokens(least=2), st.randoms(use_true_random=False)
 )
-def test_the_order_of_tokens_does_not_matter(loss_fn: str, made: Tokens, random: Any) -> None:
+def test_the_order_of_tokens_does_not_matter(loss_fn, made, random):
     order = list(range(len(made["lp"])))
     random.shuffle(order)
     both = zip(
@@ -145,9 +140,7 @@ def test_the_order_of_tokens_does_not_matter(loss_fn: str, made: Tokens, random:
 
 
 @examples(st.sampled_from(["cross_entropy", *BY_RATIO]), tokens(), st.floats(0.1, 10))
-def test_a_loss_is_in_proportion_to_the_advantages(
-    loss_fn: str, made: Tokens, factor: float
-) -> None:
+def test_a_loss_is_in_proportion_to_the_advantages(loss_fn, made, factor):
     both = zip(
         run(loss_fn, made),
         run(loss_fn, changed(made, advantages=factor * made["advantages"])),
@@ -158,7 +151,7 @@ def test_a_loss_is_in_proportion_to_the_advantages(
 
 
 @examples(tokens())
-def test_on_policy_every_loss_has_the_policy_gradient(made: Tokens) -> None:
+def test_on_policy_every_loss_has_the_policy_gradient(made):
     """Where the weights in training are those that sampled, the ratio is 1, and the gradient -A."""
     sampled = made["sequence_ratio_mask"] > 0
     made = changed(made, logprobs=np.where(sampled, made["lp"], 0.0))
@@ -169,7 +162,7 @@ def test_on_policy_every_loss_has_the_policy_gradient(made: Tokens) -> None:
 
 
 @examples(tokens(), st.floats(0, 5))
-def test_dro_pulls_back_by_the_distance(made: Tokens, beta: float) -> None:
+def test_dro_pulls_back_by_the_distance(made, beta):
     moved = np.where(made["sequence_ratio_mask"] > 0, made["lp"] - made["logprobs"], 0.0)
     value, gradient = run("dro", made, beta=beta)
     np.testing.assert_allclose(
@@ -179,7 +172,7 @@ def test_dro_pulls_back_by_the_distance(made: Tokens, beta: float) -> None:
 
 
 @examples(tokens())
-def test_cross_entropy_without_weights_counts_each_token_once(made: Tokens) -> None:
+def test_cross_entropy_without_weights_counts_each_token_once(made):
     value = losses.cross_entropy(torch.tensor(made["lp"]), {}, {})
     np.testing.assert_array_equal(value.numpy(), -made["lp"])
 
@@ -192,7 +185,7 @@ def test_cross_entropy_without_weights_counts_each_token_once(made: Tokens) -> N
         max_size=3,
     ),
 )
-def test_settings_are_complete_and_sound_or_refused(loss_fn: str, config: dict[str, Any]) -> None:
+def test_settings_are_complete_and_sound_or_refused(loss_fn, config):
     try:
         numbers = losses.resolve_settings(loss_fn, config)
     except EngineRequestError:

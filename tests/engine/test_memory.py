@@ -5,9 +5,6 @@ an operation creates, and refuses more than its limit as a card does.
 """
 
 import functools
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +15,7 @@ from lachesis.base.errors import InsufficientMemoryError, UnsupportedModelError
 from lachesis.engine.adapter_training import TrainingModel
 from lachesis.engine.base_model.forward_pass import BaseLanguageModel
 from lachesis.engine.base_model.load import LoadSettings
-from lachesis.engine.base_model.memory_forecast import (
-    LiveBytesCounter,
-    ModelSizes,
-    measure_model_sizes,
-)
+from lachesis.engine.base_model.memory_forecast import LiveBytesCounter, measure_model_sizes
 from lachesis.engine.base_model.memory_plan import (
     MemoryPlan,
     ModelUse,
@@ -41,7 +34,7 @@ GIB = 2**30
 RANK = 32
 
 
-def write_model(folder: Path, **sizes: int) -> Path:
+def write_model(folder, **sizes):
     """Write a Qwen3 with random weights and the tiny model's tokenizer."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -54,7 +47,7 @@ def write_model(folder: Path, **sizes: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_model(
         tmp_path_factory.mktemp("model"),
         vocab_size=8_000, hidden_size=256, intermediate_size=768, num_hidden_layers=4,
@@ -63,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(folder: Path) -> BaseLanguageModel:
+def base(folder):
     return BaseLanguageModel(str(folder))
 
 
 @pytest.fixture(scope="module")
-def large_base(tmp_path_factory: pytest.TempPathFactory) -> BaseLanguageModel:
+def large_base(tmp_path_factory):
     """A model of 48 million parameters, as in `bench/engine_speed.py`."""
     folder = write_model(
         tmp_path_factory.mktemp("model-48m"),
@@ -79,12 +72,12 @@ def large_base(tmp_path_factory: pytest.TempPathFactory) -> BaseLanguageModel:
 
 
 @pytest.fixture(scope="module")
-def sizes(folder: Path) -> ModelSizes:
+def sizes(folder):
     config = AutoConfig.from_pretrained(folder)
     return measure_model_sizes(config, rank=RANK, dtype=torch.float32)
 
 
-def make_data(lengths: Sequence[int]) -> list[DecodedDatum]:
+def make_data(lengths):
     generator = np.random.default_rng(0)
     data = []
     for length in lengths:
@@ -94,9 +87,7 @@ def make_data(lengths: Sequence[int]) -> list[DecodedDatum]:
     return data
 
 
-def compute_gradient(
-    base: BaseLanguageModel, plan: MemoryPlan, lengths: Sequence[int], limit: float = float("inf")
-) -> tuple[torch.Tensor, int, int]:
+def compute_gradient(base, plan, lengths, limit=float("inf")):
     """Return the gradient, the number of passes, and the peak of live bytes beyond the weights."""
     base.memory_plan = plan
     model = TrainingModel(base, LoraSpec(rank=RANK, seed=1))
@@ -112,7 +103,7 @@ def compute_gradient(
 LARGE_PASSES = MemoryPlan(limits_logits=False)
 
 
-def check_smaller_passes(base: BaseLanguageModel, lengths: list[int], limit: float) -> None:
+def check_smaller_passes(base, lengths, limit):
     """The sequences do not fit together; nothing is lost when a pass fails."""
     expected, num_passes, peak_bytes = compute_gradient(base, LARGE_PASSES, lengths)
     assert num_passes == 1
@@ -124,7 +115,7 @@ def check_smaller_passes(base: BaseLanguageModel, lengths: list[int], limit: flo
     assert base.memory_plan.max_pass_tokens < LARGE_PASSES.max_pass_tokens
 
 
-def test_on_a_small_device_smaller_passes_give_the_same_gradients(base: BaseLanguageModel) -> None:
+def test_on_a_small_device_smaller_passes_give_the_same_gradients(base):
     check_smaller_passes(base, [100] * 8, 90_000_000)
 
 
@@ -136,9 +127,7 @@ def test_48_million_parameters_are_trained_on_a_device_of_2_gib(
     check_smaller_passes(large_base, [700] * 8, 2 * GIB - weights_bytes)
 
 
-def test_a_single_sequence_that_does_not_fit_computes_its_activations_again(
-    base: BaseLanguageModel,
-) -> None:
+def test_a_single_sequence_that_does_not_fit_computes_its_activations_again(base):
     expected, _, peak_bytes = compute_gradient(base, LARGE_PASSES, [300])
     gradient, _, smaller_peak = compute_gradient(base, LARGE_PASSES, [300], 0.7 * peak_bytes)
     assert smaller_peak <= 0.7 * peak_bytes
@@ -146,9 +135,7 @@ def test_a_single_sequence_that_does_not_fit_computes_its_activations_again(
     assert base.memory_plan.recomputes(300)
 
 
-def test_a_sequence_that_never_fits_is_refused_and_leaves_the_gradients_as_they_were(
-    base: BaseLanguageModel,
-) -> None:
+def test_a_sequence_that_never_fits_is_refused_and_leaves_the_gradients_as_they_were(base):
     base.memory_plan = LARGE_PASSES
     model = TrainingModel(base, LoraSpec(rank=RANK, seed=1))
     list(model.forward_backward(make_data([40]), "cross_entropy", {}, forward_only=False))
@@ -164,9 +151,7 @@ def test_a_sequence_that_never_fits_is_refused_and_leaves_the_gradients_as_they_
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_the_forecast_is_within_a_tenth_of_the_measured_peak(
-    base: BaseLanguageModel, sizes: ModelSizes, recomputes: bool
-) -> None:
+def test_the_forecast_is_within_a_tenth_of_the_measured_peak(base, sizes, recomputes):
     plan = MemoryPlan(limits_logits=False, max_plain_tokens=0 if recomputes else None)
     _, _, peak_bytes = compute_gradient(base, plan, [250, 250])
     size = sizes.recomputed_pass if recomputes else sizes.plain_pass
@@ -174,14 +159,12 @@ def test_the_forecast_is_within_a_tenth_of_the_measured_peak(
     assert 0.9 < forecast / peak_bytes < 1.1
 
 
-def test_the_forecast_knows_the_weights_and_the_cache(
-    base: BaseLanguageModel, sizes: ModelSizes
-) -> None:
+def test_the_forecast_knows_the_weights_and_the_cache(base, sizes):
     assert sizes.weights_bytes == sum(weight.nbytes for weight in base.module.parameters())
     assert sizes.cache_bytes_per_token == base.kv_bytes_per_token
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(folder):
     with pytest.raises(InsufficientMemoryError) as raised:
         BaseLanguageModel(str(folder), LoadSettings(memory_limit_bytes=40_000_000))
     message = str(raised.value)
@@ -192,7 +175,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(folder: Path) 
         BaseLanguageModel(str(folder), settings)
 
 
-def test_the_plan_divides_what_is_there(sizes: ModelSizes) -> None:
+def test_the_plan_divides_what_is_there(sizes):
     use = ModelUse("model", "float32", RANK, 1024)
     needed_bytes = compute_needed_bytes(sizes, use)
     small, large = (make_memory_plan(sizes, use, needed_bytes * factor) for factor in (1.01, 8))
@@ -208,7 +191,7 @@ def test_the_plan_divides_what_is_there(sizes: ModelSizes) -> None:
         assert total < needed_bytes * factor
 
 
-def test_weights_in_fewer_bits_need_less(folder: Path, sizes: ModelSizes) -> None:
+def test_weights_in_fewer_bits_need_less(folder, sizes):
     config = AutoConfig.from_pretrained(folder)
     in_8_bits = measure_model_sizes(config, rank=8, dtype=torch.bfloat16, bits=8)
     in_4_bits = measure_model_sizes(config, rank=8, dtype=torch.bfloat16, bits=4)
@@ -216,13 +199,11 @@ def test_weights_in_fewer_bits_need_less(folder: Path, sizes: ModelSizes) -> Non
 
 
 @pytest.fixture
-def tiny_base(random_model: str) -> BaseLanguageModel:
+def tiny_base(random_model):
     return BaseLanguageModel(random_model)
 
 
-def run_sampler(
-    base: BaseLanguageModel, requests: Sequence[SampleRequest]
-) -> list[SampleResponse | Exception]:
+def run_sampler(base, requests):
     """Sample as the model thread does, in this thread, and return the results in order."""
     sampler = Sampler(base, seed=0)
     results: dict[int, SampleResponse | Exception] = {}
@@ -235,8 +216,8 @@ def run_sampler(
 
 @pytest.mark.parametrize("failing_method", ["decode", "compute_states"])
 def test_sampling_that_runs_out_of_memory_goes_on_with_fewer_sequences(
-    tiny_base: BaseLanguageModel, monkeypatch: pytest.MonkeyPatch, failing_method: str
-) -> None:
+    tiny_base, monkeypatch, failing_method
+):
     """The same tokens come, from passes of at most two rows; no request is lost."""
     requests = [
         SampleRequest([1, 2, seed], num_samples=3, max_tokens=12, seed=seed) for seed in range(4)
@@ -245,7 +226,7 @@ def test_sampling_that_runs_out_of_memory_goes_on_with_fewer_sequences(
     original = getattr(tiny_base, failing_method)
     refused: list[int] = []
 
-    def run_out_of_memory(ids: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    def run_out_of_memory(ids, *rest, **options):
         if len(ids) > 2:
             refused.append(len(ids))
             raise torch.OutOfMemoryError("injected")
@@ -263,9 +244,9 @@ def test_sampling_that_runs_out_of_memory_goes_on_with_fewer_sequences(
 
 
 def test_a_single_sequence_without_memory_is_refused_and_the_next_request_is_served(
-    tiny_base: BaseLanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_out_of_memory(*_: object, **__: object) -> torch.Tensor:
+    tiny_base, monkeypatch
+):
+    def run_out_of_memory(*_, **__):
         raise torch.OutOfMemoryError("injected")
 
     with monkeypatch.context() as patch:
@@ -277,7 +258,7 @@ def test_a_single_sequence_without_memory_is_refused_and_the_next_request_is_ser
     assert isinstance(served, SampleResponse)
 
 
-def test_a_model_in_8_bits_is_trained(folder: Path) -> None:
+def test_a_model_in_8_bits_is_trained(folder):
     base = BaseLanguageModel(str(folder), LoadSettings(base_weights="8bit"))
     layer = base.module.model.layers[0].mlp.up_proj
     assert layer.weight.nbytes == layer.in_features * layer.out_features
@@ -295,13 +276,13 @@ def test_a_model_in_8_bits_is_trained(folder: Path) -> None:
     assert isinstance(run_sampler(base, [SampleRequest([1, 2], max_tokens=4)])[0], SampleResponse)
 
 
-def test_4_bits_are_refused_on_a_processor(folder: Path) -> None:
+def test_4_bits_are_refused_on_a_processor(folder):
     settings = LoadSettings(base_weights="4bit", device=torch.device("cpu"))
     with pytest.raises(UnsupportedModelError, match="needs a CUDA card"):
         BaseLanguageModel(str(folder), settings)
 
 
-def test_auto_precision_is_float32_on_a_processor() -> None:
+def test_auto_precision_is_float32_on_a_processor():
     device = torch.device("cpu")
     assert LoadSettings(device=device).dtype == torch.float32
     assert LoadSettings(device=device, precision="bfloat16").dtype == torch.bfloat16

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,7 +33,7 @@ class Watched(dict[str, Any]):
         super().__setitem__(key, value)
 
 
-def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path: Path) -> None:
+def test_samplers_are_registered_by_the_model_thread(random_model, tmp_path):
     engine = Engine(random_model, tmp_path)
     engine.samplers = watched = Watched()
     with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:
@@ -46,12 +45,10 @@ def test_samplers_are_registered_by_the_model_thread(random_model: str, tmp_path
     assert watched.threads == {"model"}
 
 
-def test_whatever_a_request_raises_ends_its_future(
-    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_request_raises_ends_its_future(random_model, tmp_path, monkeypatch):
     """Its client would ask again and again for ever."""
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise ValueError("a fault of ours")
 
     engine = Engine(random_model, tmp_path)
@@ -72,14 +69,12 @@ def test_whatever_a_request_raises_ends_its_future(
     assert answer == {"error": "ValueError: a fault of ours", "category": "server"}
 
 
-def test_a_sampler_of_a_session_that_has_just_ended_is_refused(
-    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_of_a_session_that_has_just_ended_is_refused(random_model, tmp_path, monkeypatch):
     """The session ends while the checkpoint is being read."""
     engine = Engine(random_model, tmp_path)
     load = engine.load_sampler
 
-    def load_and_end(*arguments: Any) -> Any:
+    def load_and_end(*arguments):
         engine.end_session(next(iter(engine.sessions)))
         return load(*arguments)
 
@@ -91,7 +86,7 @@ def test_a_sampler_of_a_session_that_has_just_ended_is_refused(
     assert (answer.status_code, "has ended" in answer.json()["detail"]) == (400, True)
 
 
-def many_passes(count: int) -> list[tinker.Datum]:
+def many_passes(count):
     """Datums of so different lengths that each is a pass of its own."""
     data = []
     for number in range(count):
@@ -102,12 +97,12 @@ def many_passes(count: int) -> list[tinker.Datum]:
 
 
 @pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def submitted(monkeypatch):
     """The ids of the requests that the SDK has submitted: it keeps them to itself."""
     request_ids: list[str] = []
     begin = api_future_impl._APIFuture.__init__
 
-    def note(self: Any, *arguments: Any, **options: Any) -> None:
+    def note(self, *arguments, **options):
         begin(self, *arguments, **options)
         request_ids.append(self.request_id)
 
@@ -115,11 +110,11 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return request_ids
 
 
-def wait_for(request_ids: list[str], count: int) -> None:
+def wait_for(request_ids, count):
     wait_until(lambda: len(request_ids) >= count, 30, lambda: request_ids, poll_s=0.01)
 
 
-def cancel(engine: Any, request_id: str) -> str:
+def cancel(engine, request_id):
     """Cancel a request in the way in which the SDK cancels samples."""
     answer = httpx.post(
         f"{engine.url}/api/v1/cancel_future",
@@ -129,9 +124,7 @@ def cancel(engine: Any, request_id: str) -> str:
     return str(answer.json()["status"])
 
 
-def test_a_cancelled_operation_that_has_not_begun_adds_no_gradient(
-    training: tinker.TrainingClient, engine: Any, submitted: list[str]
-) -> None:
+def test_a_cancelled_operation_that_has_not_begun_adds_no_gradient(training, engine, submitted):
     """It waits behind a long one that adds none; so there is none at the step."""
     long = training.forward(many_passes(40), "cross_entropy")
     unwanted = training.forward_backward(datums(), "importance_sampling")
@@ -145,11 +138,8 @@ def test_a_cancelled_operation_that_has_not_begun_adds_no_gradient(
 
 
 def test_an_operation_that_has_begun_is_not_cancelled_and_the_answer_says_so(
-    service: tinker.ServiceClient,
-    training: tinker.TrainingClient,
-    engine: Any,
-    submitted: list[str],
-) -> None:
+    service, training, engine, submitted
+):
     """Its gradients count, so its future must get its result and no error."""
     sampler = wait_for_sdk(service.create_sampling_client(base_model=engine.model))
     submitted.clear()
@@ -163,12 +153,12 @@ def test_an_operation_that_has_begun_is_not_cancelled_and_the_answer_says_so(
     assert training.optim_step(ADAM).result().metrics["grad_norm"] > 0
 
 
-async def test_a_waiter_that_is_cancelled_leaves_the_model_thread_alive() -> None:
+async def test_a_waiter_that_is_cancelled_leaves_the_model_thread_alive():
     """A client that hangs up cancels what it waits for, before the call or during it."""
     thread = ModelThread([], asyncio.get_running_loop())
     begun, may_end = threading.Event(), threading.Event()
 
-    def wait() -> bool:
+    def wait():
         begun.set()
         return may_end.wait(30)
 

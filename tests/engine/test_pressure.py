@@ -1,17 +1,12 @@
 """Too many requests at once."""
 
-from pathlib import Path
-
-import pytest
 from fastapi.testclient import TestClient
 
 from lachesis.engine.embedded_engine import Engine
 from lachesis.tinker_server import request_queue, routes
 
 
-def test_a_client_of_a_full_engine_is_told_to_come_later(
-    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_of_a_full_engine_is_told_to_come_later(random_model, tmp_path, monkeypatch):
     """429 makes the SDK wait a second and send the request again; nobody else notices."""
     engine = Engine(random_model, tmp_path)
     with TestClient(routes.create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:

@@ -2,9 +2,7 @@
 process.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -21,27 +19,23 @@ ONE = tinker.SamplingParams(max_tokens=1, stop=[])
 
 
 @pytest.fixture(scope="module")
-def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient:
+def sampler(service, engine):
     return wait_for_sdk(service.create_sampling_client(base_model=engine.model))
 
 
 @pytest.fixture(scope="module")
-def expected(engine: Any) -> np.ndarray:
+def expected(engine):
     """Log-probabilities (P - 1, V) before each prompt token but the first."""
     module = AutoModelForCausalLM.from_pretrained(engine.model, dtype=torch.float32)
     with torch.no_grad():
         return torch.log_softmax(module(torch.tensor([PROMPT])).logits[0, :-1], -1).numpy()
 
 
-def ask(
-    sampler: tinker.SamplingClient, params: tinker.SamplingParams = ONE, **asked: Any
-) -> tinker.SampleResponse:
+def ask(sampler, params=ONE, **asked):
     return sampler.sample(tinker.ModelInput.from_ints(PROMPT), 1, params, **asked).result()
 
 
-def test_the_likeliest_tokens_of_the_prompt(
-    sampler: tinker.SamplingClient, expected: np.ndarray
-) -> None:
+def test_the_likeliest_tokens_of_the_prompt(sampler, expected):
     found = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=3).topk_prompt_logprobs
     assert found is not None
     assert found[0] is None
@@ -53,7 +47,7 @@ def test_the_likeliest_tokens_of_the_prompt(
 
 
 @needs_sdk("0.38", "parts of a prompt")
-def test_only_the_end_of_the_prompt(sampler: tinker.SamplingClient, expected: np.ndarray) -> None:
+def test_only_the_end_of_the_prompt(sampler, expected):
     answer = ask(
         sampler, include_prompt_logprobs=True, topk_prompt_logprobs=2, prompt_logprobs_last_n=2
     )
@@ -68,9 +62,7 @@ def test_only_the_end_of_the_prompt(sampler: tinker.SamplingClient, expected: np
 
 @needs_sdk("0.38", "targets of a prompt")
 @pytest.mark.parametrize("sparse", [False, True])
-def test_tokens_that_the_client_names(
-    sampler: tinker.SamplingClient, expected: np.ndarray, sparse: bool
-) -> None:
+def test_tokens_that_the_client_names(sampler, expected, sparse):
     ids = torch.full((6, 2), -1, dtype=torch.int64)
     ids[2, 0], ids[5, 1] = 17, 100
     target = (
@@ -89,9 +81,7 @@ def test_tokens_that_the_client_names(
 
 
 @needs_sdk("0.38", "alternatives")
-def test_alternatives_are_drawn_from_the_distribution(
-    sampler: tinker.SamplingClient, expected: np.ndarray
-) -> None:
+def test_alternatives_are_drawn_from_the_distribution(sampler, expected):
     """At temperature 0 all are the likeliest; at 1 their mean logprob is minus the entropy."""
     greedy = ask(
         sampler, tinker.SamplingParams(max_tokens=1, temperature=0.0), prompt_alt_tokens_k=2
@@ -109,7 +99,7 @@ def test_alternatives_are_drawn_from_the_distribution(
 
 
 @needs_sdk("0.38", "likeliest sampled tokens")
-def test_the_likeliest_tokens_of_each_sampled_position(sampler: tinker.SamplingClient) -> None:
+def test_the_likeliest_tokens_of_each_sampled_position(sampler):
     params = tinker.SamplingParams(max_tokens=5, stop=[], temperature=0.0)
     (one,) = ask(sampler, params, topk_sample_logprobs=4).sequences
     assert one.topk_logprobs is not None
@@ -120,9 +110,7 @@ def test_the_likeliest_tokens_of_each_sampled_position(sampler: tinker.SamplingC
     assert all(row is not None and len(row) == 4 for row in one.topk_logprobs)
 
 
-def test_different_adapters_are_sampled_in_one_batch(
-    service: tinker.ServiceClient, engine: Any
-) -> None:
+def test_different_adapters_are_sampled_in_one_batch(service, engine):
     """Each sample has the log-probability that its own weights give it."""
     samplers = []
     for seed in (1, 2):
@@ -157,9 +145,7 @@ def test_different_adapters_are_sampled_in_one_batch(
             )
 
 
-def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_not(
-    engine: Any,
-) -> None:
+def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_not(engine):
     with httpx.Client(
         base_url=f"{engine.url}/api/v1",
         headers={"X-API-Key": engine.token},
@@ -167,12 +153,12 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
         timeout=60,
     ) as client:
 
-        def post(path: str, **body: Any) -> dict[str, Any]:
+        def post(path, **body):
             answer = client.post(path, json=body)
             assert answer.status_code == 200, answer.text
             return dict(answer.json())
 
-        def result(submitted: dict[str, Any]) -> dict[str, Any]:
+        def result(submitted):
             return post("/retrieve_future", request_id=submitted["request_id"])
 
         session = post("/create_session", sdk_version="0.38.0")["session_id"]
@@ -216,18 +202,14 @@ def test_a_sequence_id_that_comes_late_is_refused_and_one_that_is_left_out_is_no
         ({"beta2": 1.0}, "adam_params.beta2 is 1.0; allowed: a number, at least 0 and below 1"),
     ],
 )
-def test_numbers_that_would_ruin_an_adapter_are_refused(
-    training: tinker.TrainingClient, adam: Any, message: str
-) -> None:
+def test_numbers_that_would_ruin_an_adapter_are_refused(training, adam, message):
     with pytest.raises(tinker.RequestFailedError, match=message):
         training.optim_step(tinker.AdamParams(**adam)).result()
 
 
 @pytest.mark.parametrize("name", ["advantages", "logprobs"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_tensors_that_are_not_finite_are_refused(
-    training: tinker.TrainingClient, name: str, value: float
-) -> None:
+def test_tensors_that_are_not_finite_are_refused(training, name, value):
     inputs = {
         "target_tokens": np.array([2, 3]),
         "logprobs": np.zeros(2, np.float32),
@@ -241,15 +223,13 @@ def test_tensors_that_are_not_finite_are_refused(
         training.forward_backward([datum], "ppo").result()
 
 
-def test_an_impossible_rank_is_refused(service: tinker.ServiceClient, engine: Any) -> None:
+def test_an_impossible_rank_is_refused(service, engine):
     with pytest.raises(tinker.RequestFailedError, match="LoRA rank is 513; allowed: 1 to 512"):
         wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=513))
 
 
 @needs_sdk("0.38", "sparse targets")
-def test_one_client_may_ask_for_more_than_fits(
-    start_engine: Callable[..., Any], random_model: str
-) -> None:
+def test_one_client_may_ask_for_more_than_fits(start_engine, random_model):
     """Sixty requests of sixteen samples of different lengths; all are answered, and the engine does
     not grow.
     """

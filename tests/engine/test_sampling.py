@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from typing import Any
 
 import httpx
 import numpy as np
@@ -15,31 +14,26 @@ from lachesis.engine.sampling.token_choice import TokenChoiceSettings, choose_to
 from tests.harness.sdk_versions import needs_sdk
 
 PROMPT = tinker.ModelInput.from_ints([256, 18, 10, 19, 28, 258, 257])
-END = 258
 
 
 @pytest.fixture(scope="module")
-def sampler(service: tinker.ServiceClient, engine: Any) -> tinker.SamplingClient:
+def sampler(service, engine):
     return wait_for_sdk(service.create_sampling_client(base_model=engine.model))
 
 
-def sample(
-    sampler: tinker.SamplingClient, n: int = 1, **params: Any
-) -> list[tinker.SampledSequence]:
+def sample(sampler, n=1, **params):
     wanted = {"max_tokens": 12, "temperature": 1.0, "stop": [], **params}
     return list(sampler.sample(PROMPT, n, tinker.SamplingParams(**wanted)).result().sequences)
 
 
-def test_samples_differ_and_are_cut_at_the_limit(sampler: tinker.SamplingClient) -> None:
+def test_samples_differ_and_are_cut_at_the_limit(sampler):
     found = sample(sampler, n=8)
     assert len({tuple(one.tokens) for one in found}) > 1
     assert all(len(one.tokens) == len(one.logprobs or []) == 12 for one in found)
     assert {one.stop_reason for one in found} == {"length"}
 
 
-def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(
-    sampler: tinker.SamplingClient,
-) -> None:
+def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(sampler):
     alone = [one.tokens for one in sample(sampler, n=3, seed=5)]
     params = tinker.SamplingParams(max_tokens=12, temperature=1.0, stop=[], seed=5)
     other = tinker.ModelInput.from_ints([1, 2, 3])
@@ -53,13 +47,13 @@ def test_a_seed_fixes_the_samples_whatever_else_is_in_the_batch(
     assert alone[0] != alone[1]
 
 
-def test_a_seed_and_its_negative_are_two_seeds(sampler: tinker.SamplingClient) -> None:
+def test_a_seed_and_its_negative_are_two_seeds(sampler):
     found = {seed: sample(sampler, seed=seed)[0].tokens for seed in (7, -7, 8, -8)}
     assert len({tuple(tokens) for tokens in found.values()}) == 4
     assert sample(sampler, seed=-7)[0].tokens == found[-7]
 
 
-def test_top_p_counts_among_the_tokens_that_top_k_has_left() -> None:
+def test_top_p_counts_among_the_tokens_that_top_k_has_left():
     """Shares of 0.4, 0.3 and 0.3; after top-k 2 they are 4/7 and 3/7, so half of them is the first
     token alone.
     """
@@ -73,19 +67,17 @@ def test_top_p_counts_among_the_tokens_that_top_k_has_left() -> None:
         assert set(tokens.tolist()) == expected
 
 
-def test_temperature_zero_and_top_k_one_are_greedy(sampler: tinker.SamplingClient) -> None:
+def test_temperature_zero_and_top_k_one_are_greedy(sampler):
     greedy = sample(sampler, n=2, temperature=0.0)
     assert greedy[0].tokens == greedy[1].tokens == sample(sampler, top_k=1)[0].tokens
 
 
-def test_a_small_top_p_leaves_only_the_likeliest(sampler: tinker.SamplingClient) -> None:
+def test_a_small_top_p_leaves_only_the_likeliest(sampler):
     assert sample(sampler, top_p=1e-6)[0].tokens == sample(sampler, temperature=0.0)[0].tokens
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_logprobs_are_those_of_the_scaled_distribution(
-    sampler: tinker.SamplingClient, temperature: float
-) -> None:
+def test_logprobs_are_those_of_the_scaled_distribution(sampler, temperature):
     """From prompt logprobs at temperature 1 of all 260 continuations, scaled by hand."""
     (one,) = sample(sampler, max_tokens=1, temperature=temperature)
     prompt = PROMPT.to_ints()
@@ -98,7 +90,7 @@ def test_logprobs_are_those_of_the_scaled_distribution(
     assert (one.logprobs or [])[0] == pytest.approx(scaled[one.tokens[0]], abs=1e-3)
 
 
-def test_samples_follow_the_distribution(sampler: tinker.SamplingClient) -> None:
+def test_samples_follow_the_distribution(sampler):
     """The mean logprob of many samples is minus the entropy of the first token's distribution."""
     found = sample(sampler, n=2000, max_tokens=1, seed=1)
     prompt = PROMPT.to_ints()
@@ -113,7 +105,7 @@ def test_samples_follow_the_distribution(sampler: tinker.SamplingClient) -> None
     )
 
 
-def test_sampling_logprobs_are_those_of_the_trainer(sampler: tinker.SamplingClient) -> None:
+def test_sampling_logprobs_are_those_of_the_trainer(sampler):
     """What is sampled with a cache has the logprob that one pass over the whole sequence gives."""
     (one,) = sample(sampler, max_tokens=10)
     whole = sampler.compute_logprobs(
@@ -124,14 +116,14 @@ def test_sampling_logprobs_are_those_of_the_trainer(sampler: tinker.SamplingClie
     )
 
 
-def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler: tinker.SamplingClient) -> None:
+def test_it_stops_at_a_token_which_is_part_of_the_answer(sampler):
     first = sample(sampler, temperature=0.0)[0].tokens
     (one,) = sample(sampler, temperature=0.0, stop=[first[2]])
     assert one.stop_reason == "stop"
     assert one.tokens == first[: first.index(first[2]) + 1]
 
 
-def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> None:
+def test_it_stops_at_a_string_across_tokens(sampler):
     """A byte-level vocabulary spells every word over several tokens."""
     from lachesis.tiny_model.build import build_tokenizer
 
@@ -149,7 +141,7 @@ def test_it_stops_at_a_string_across_tokens(sampler: tinker.SamplingClient) -> N
     assert len(found.tokens) < 12
 
 
-def test_prompt_logprobs_come_with_a_sample(sampler: tinker.SamplingClient) -> None:
+def test_prompt_logprobs_come_with_a_sample(sampler):
     params = tinker.SamplingParams(max_tokens=2, stop=[])
     answer = sampler.sample(PROMPT, 2, params, include_prompt_logprobs=True).result()
     assert answer.prompt_logprobs is not None
@@ -168,18 +160,14 @@ def test_prompt_logprobs_come_with_a_sample(sampler: tinker.SamplingClient) -> N
         ([1], {"max_tokens": 0}, "max_tokens is 0"),
     ],
 )
-def test_a_request_that_cannot_be_served_says_why(
-    sampler: tinker.SamplingClient, tokens: list[int], params: dict[str, Any], message: str
-) -> None:
+def test_a_request_that_cannot_be_served_says_why(sampler, tokens, params, message):
     with pytest.raises(tinker.RequestFailedError, match=message):
         sampler.sample(
             tinker.ModelInput.from_ints(tokens), 1, tinker.SamplingParams(**params)
         ).result()
 
 
-def test_numbers_beyond_every_tensor_disturb_no_other_request(
-    sampler: tinker.SamplingClient,
-) -> None:
+def test_numbers_beyond_every_tensor_disturb_no_other_request(sampler):
     """`top_k` counts at most the vocabulary, and a stop id outside it is never sampled."""
     huge = tinker.SamplingParams(max_tokens=4, top_k=2**70, stop=[2**70, 2**63])
     prompt = tinker.ModelInput.from_ints([1])
@@ -192,7 +180,7 @@ def test_numbers_beyond_every_tensor_disturb_no_other_request(
 
 
 @needs_sdk("0.38", "targets of a prompt")
-def test_targets_for_a_prompt_of_one_token_are_refused(sampler: tinker.SamplingClient) -> None:
+def test_targets_for_a_prompt_of_one_token_are_refused(sampler):
     """The client must not wait for ever, whatever the engine raises while it reads a request."""
     with pytest.raises(tinker.RequestFailedError, match="needs a prompt of at least 2 tokens"):
         sampler.sample(
@@ -205,7 +193,7 @@ def test_targets_for_a_prompt_of_one_token_are_refused(sampler: tinker.SamplingC
         ).result(timeout=30)
 
 
-def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> None:
+def test_a_long_sample_is_cut_at_the_context(sampler):
     answer = sampler.sample(
         tinker.ModelInput.from_ints([1] * 508), 1, tinker.SamplingParams(max_tokens=100, stop=[])
     ).result()
@@ -213,9 +201,7 @@ def test_a_long_sample_is_cut_at_the_context(sampler: tinker.SamplingClient) -> 
     assert answer.sequences[0].stop_reason == "length"
 
 
-async def test_a_cancelled_sample_frees_the_engine(
-    service: tinker.ServiceClient, engine: Any
-) -> None:
+async def test_a_cancelled_sample_frees_the_engine(service, engine):
     """Its rows leave the batch, so the next sample need not wait for them."""
     sampler = await call_sdk(service, "create_sampling_client", base_model=engine.model)
     many = tinker.SamplingParams(max_tokens=300, stop=[])
@@ -232,7 +218,7 @@ async def test_a_cancelled_sample_frees_the_engine(
 
 
 @needs_sdk("0.30", "clients that can be closed")
-def test_an_ended_session_frees_its_samplers(engine: Any) -> None:
+def test_an_ended_session_frees_its_samplers(engine):
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     training = wait_for_sdk(client.create_lora_training_client(base_model=engine.model, rank=4))
     sampler_id = wait_for_sdk(training.save_weights_and_get_sampling_client())._sampling_session_id

@@ -1,8 +1,5 @@
 """One engine that serves a student and a teacher of another size."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 import tinker
@@ -15,25 +12,25 @@ from tests.engine.training_steps import PROMPT, datums, ids, step
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+def teacher(tmp_path_factory):
     recipe = build.TinyModelRecipe(steps=0, layers=1, hidden_size=96, seed=5)
     return str(build.ensure_tiny_model(recipe, tmp_path_factory.mktemp("teacher")))
 
 
 @pytest.fixture(scope="module")
-def two(start_engine: Callable[..., Any], random_model: str, teacher: str) -> Any:
+def two(start_engine, random_model, teacher):
     return start_engine(random_model, further=[teacher])
 
 
 @pytest.fixture(scope="module")
-def client(two: Any) -> Iterator[tinker.ServiceClient]:
+def client(two):
     service = tinker.ServiceClient(base_url=two.url, api_key=two.token)
     yield service
     if hasattr(service, "close"):  # The oldest SDK has no such operation.
         wait_for_sdk(service.close("success"))
 
 
-def expected(model: str) -> np.ndarray:
+def expected(model):
     module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
         logits = module(torch.tensor([PROMPT])).logits[0, :-1]
@@ -41,9 +38,7 @@ def expected(model: str) -> np.ndarray:
     return rows[torch.arange(len(PROMPT) - 1), torch.tensor(PROMPT[1:])].numpy()
 
 
-def test_each_model_is_sampled_and_trained_as_itself(
-    client: tinker.ServiceClient, random_model: str, teacher: str
-) -> None:
+def test_each_model_is_sampled_and_trained_as_itself(client, random_model, teacher):
     """Both at once: prompts are scored by the model that was asked, and training of one leaves the
     other alone.
     """
@@ -68,9 +63,7 @@ def test_each_model_is_sampled_and_trained_as_itself(
     assert np.abs(changed - expected(teacher)).max() > 1e-3
 
 
-def test_a_checkpoint_belongs_to_the_model_that_it_was_made_with(
-    client: tinker.ServiceClient, random_model: str, teacher: str
-) -> None:
+def test_a_checkpoint_belongs_to_the_model_that_it_was_made_with(client, random_model, teacher):
     training = wait_for_sdk(client.create_lora_training_client(base_model=teacher, rank=4, seed=0))
     step(training, datums())
     state = training.save_state("teacher").result().path

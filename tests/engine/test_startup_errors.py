@@ -1,15 +1,11 @@
 """The engine's last line is the whole cause, however many lines the error has."""
 
-import pytest
-
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.engine import __main__ as engine
 
 
-def test_an_error_of_several_lines_keeps_its_code_on_the_last_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: object) -> None:
+def test_an_error_of_several_lines_keeps_its_code_on_the_last_line(monkeypatch, capsys):
+    def fail(_):
         raise ModelNotFoundError("the model cannot be loaded:\n  its file\n  is damaged")
 
     monkeypatch.setattr(engine, "serve", fail)

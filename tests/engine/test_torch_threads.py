@@ -16,9 +16,7 @@ from lachesis.engine.base_model.forward_pass import BaseLanguageModel
         ({1: 1.0, 2: 0.97, 4: 0.5}, 4),
     ],
 )
-def test_the_number_that_pays_is_taken(
-    random_model: str, monkeypatch: pytest.MonkeyPatch, times: dict[int, float], expected: int
-) -> None:
+def test_the_number_that_pays_is_taken(random_model, monkeypatch, times, expected):
     now = [4]
     monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: now.__setitem__(0, count))

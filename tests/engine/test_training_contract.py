@@ -1,8 +1,5 @@
 """The real `tinker` SDK trains on the engine: losses, gradients, Adam, and resuming."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import tinker
@@ -22,9 +19,7 @@ from tests.harness.sdk_versions import needs_sdk
 
 
 @pytest.mark.parametrize("kind", ["importance_sampling", "ppo", "cispo"])
-def test_losses_gradients_and_adam_agree_with_plain_torch(
-    training: tinker.TrainingClient, engine: Any, kind: str
-) -> None:
+def test_losses_gradients_and_adam_agree_with_plain_torch(training, engine, kind):
     """Three steps: losses and logprobs agree before each, the weights after the last."""
     start = training.save_weights_for_sampler("start").result().path
     reference = Reference(engine.model, checkpoint_folder(engine, start), rank=8)
@@ -43,9 +38,7 @@ def test_losses_gradients_and_adam_agree_with_plain_torch(
         )
 
 
-def test_cross_entropy_takes_real_weights_and_several_targets(
-    training: tinker.TrainingClient,
-) -> None:
+def test_cross_entropy_takes_real_weights_and_several_targets(training):
     """The SDK sends gradients of a client's own loss as weights of any sign."""
     tokens = [1, 2, 3]
     targets = np.array([[2, 5], [3, 6], [4, 7]])
@@ -59,12 +52,10 @@ def test_cross_entropy_takes_real_weights_and_several_targets(
     assert output.metrics["loss:sum"] == pytest.approx(-(weights * logprobs).sum(), rel=1e-5)
 
 
-def test_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> None:
+def test_a_custom_loss_of_the_client_trains(training):
     """forward_backward_custom runs the loss at the client and sends its gradient back."""
 
-    def loss(
-        data: list[tinker.Datum], logprobs: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(data, logprobs):
         total = torch.stack([logprob.square().sum() for logprob in logprobs]).sum()
         return total, {"mine": float(total.detach())}
 
@@ -79,12 +70,12 @@ def test_a_custom_loss_of_the_client_trains(training: tinker.TrainingClient) -> 
     assert after < before
 
 
-def test_forward_adds_no_gradient(training: tinker.TrainingClient) -> None:
+def test_forward_adds_no_gradient(training):
     training.forward(datums(), "importance_sampling").result()
     assert training.optim_step(tinker.AdamParams(**ADAM)).result().metrics["grad_norm"] == 0.0
 
 
-def test_gradients_add_up_until_the_step(service: tinker.ServiceClient, engine: Any) -> None:
+def test_gradients_add_up_until_the_step(service, engine):
     """Two passes of a half each make the step of one pass of the whole."""
     whole, parts = (
         wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=8, seed=1))
@@ -101,14 +92,12 @@ def test_gradients_add_up_until_the_step(service: tinker.ServiceClient, engine: 
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_the_gradient_is_clipped_to_the_norm_that_was_asked(
-    service: tinker.ServiceClient, engine: Any
-) -> None:
+def test_the_gradient_is_clipped_to_the_norm_that_was_asked(service, engine):
     """Adam divides by the gradient's size, so eps is made large for the clip to show in the
     weights.
     """
 
-    def moved(**options: float) -> float:
+    def moved(**options):
         client = wait_for_sdk(
             service.create_lora_training_client(base_model=engine.model, rank=8, seed=1)
         )
@@ -123,7 +112,7 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked(
     assert moved(grad_clip_norm=1e-3) < 0.1 * moved()
 
 
-def test_two_clients_do_not_see_each_other(service: tinker.ServiceClient, engine: Any) -> None:
+def test_two_clients_do_not_see_each_other(service, engine):
     one, other = (
         wait_for_sdk(service.create_lora_training_client(base_model=engine.model, rank=r, seed=1))
         for r in (4, 8)
@@ -135,9 +124,7 @@ def test_two_clients_do_not_see_each_other(service: tinker.ServiceClient, engine
         np.testing.assert_array_equal(a, b)
 
 
-def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
-    service: tinker.ServiceClient, training: tinker.TrainingClient
-) -> None:
+def test_state_with_optimizer_continues_exactly_and_without_it_does_not(service, training):
     step(training, datums(seed=1))
     path = training.save_state("middle").result().path
     with_adam = wait_for_sdk(service.create_training_client_from_state_with_optimizer(path))
@@ -155,14 +142,12 @@ def test_state_with_optimizer_continues_exactly_and_without_it_does_not(
 
 
 @needs_sdk("0.30", "clients that can be closed")
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    service: tinker.ServiceClient, engine: Any, start_engine: Callable[..., Any], random_model: str
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(service, engine, start_engine, random_model):
     """Four steps in one engine, and two, a checkpoint, another engine process, two more: the same
     losses, bit for bit.
     """
 
-    def losses(client: tinker.TrainingClient, numbers: range) -> list[float]:
+    def losses(client, numbers):
         return [step(client, datums(seed=number)).metrics["loss:sum"] for number in numbers]
 
     whole = losses(

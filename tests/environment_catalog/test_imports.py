@@ -59,7 +59,7 @@ SHAPES = {  # the file, what it imports, and the module that it finds
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_siblings_are_found_by_every_root_that_upstream_uses(tmp_path: Path, shape: str) -> None:
+def test_siblings_are_found_by_every_root_that_upstream_uses(tmp_path, shape):
     """For the schema, for a run, and in the hash of the environment's code. What is installed comes
     first.
     """
@@ -101,8 +101,8 @@ def test_siblings_are_found_by_every_root_that_upstream_uses(tmp_path: Path, sha
     ],
 )
 def test_relative_imports_make_a_package_of_a_folder_whose_name_is_free(
-    tmp_path: Path, folder: str, line: str, name: str | None
-) -> None:
+    tmp_path, folder, line, name
+):
     """Others run as files that stand alone, whose imports may have another way when the relative
     one fails.
     """
@@ -111,7 +111,7 @@ def test_relative_imports_make_a_package_of_a_folder_whose_name_is_free(
     assert fingerprint.get_module_name(file) == name
 
 
-def test_the_shelf_is_hashed_without_the_program_around_it() -> None:
+def test_the_shelf_is_hashed_without_the_program_around_it():
     shelf = Path(__file__).resolve().parents[2] / "environments"
     assert fingerprint.list_source_files(shelf / "countdown.py") == {shelf / "countdown.py"}
 
@@ -139,7 +139,7 @@ def test_following_the_advice_for_a_missing_package_makes_the_import_work(
     assert lookup.load_schema(environment).values["wandb_name"] == "installed"
 
 
-def test_the_advice_fits_the_file(tmp_path: Path) -> None:
+def test_the_advice_fits_the_file(tmp_path):
     file = tmp_path / "task.py"
     file.write_text('# /// script\n# dependencies = ["pytest"]\n# ///\n')
     named = requirements.get_import_advice(

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,19 +19,19 @@ from lachesis.environment_process import model_free_check
 BASE = "from atroposlib.envs.base import BaseEnv, BaseEnvConfig\n"
 
 
-def write(folder: Path, **files: str) -> None:
+def write(folder, **files):
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
 
 
-def names(folder: Path) -> list[tuple[str, str]]:
+def names(folder):
     return [
         (environment.name, environment.class_name)
         for environment in lookup.scan_environments([folder]).environments
     ]
 
 
-def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -> None:
+def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path):
     write(
         tmp_path,
         direct=BASE
@@ -56,19 +54,19 @@ def test_direct_indirect_renamed_and_qualified_bases_are_found(tmp_path: Path) -
     assert (alpha.description, alpha.config_class) == ("Does A, and B.", "AConfig")
 
 
-def test_a_base_that_is_extended_in_its_own_file_is_not_offered(tmp_path: Path) -> None:
+def test_a_base_that_is_extended_in_its_own_file_is_not_offered(tmp_path):
     write(tmp_path, both=BASE + "class Base(BaseEnv):\n    pass\nclass Real(Base):\n    pass\n")
     assert names(tmp_path) == [("both", "Real")]
 
 
-def test_the_file_is_not_imported(tmp_path: Path) -> None:
+def test_the_file_is_not_imported(tmp_path):
     flag = tmp_path / "imported"
     write(tmp_path, trap=f"open({str(flag)!r}, 'w')\n" + BASE + "class A(BaseEnv):\n    pass\n")
     assert names(tmp_path) == [("trap", "A")]
     assert not flag.exists()
 
 
-def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path: Path) -> None:
+def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path):
     write(tmp_path, broken="class A(:\n", good=BASE + "class B(BaseEnv):\n    pass\n")
     result = lookup.scan_environments([tmp_path])
     assert [environment.name for environment in result.environments] == ["good"]
@@ -79,9 +77,7 @@ def test_a_syntax_error_is_told_and_hides_nobody_else(tmp_path: Path) -> None:
         lookup.find_environment("broken", [tmp_path])
 
 
-def test_an_unknown_name_is_told_with_those_there_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unknown_name_is_told_with_those_there_are(monkeypatch, tmp_path):
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    pass\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     with pytest.raises(
@@ -95,9 +91,7 @@ def test_an_unknown_name_is_told_with_those_there_are(
     assert f"(searched {tmp_path / 'elsewhere'};" in str(caught.value), "and nothing else"
 
 
-def test_the_schema_comes_from_the_environment_itself_and_is_cached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_schema_comes_from_the_environment_itself_and_is_cached(monkeypatch):
     environment = lookup.find_environment("arithmetic")
     schema = lookup.load_schema(environment)
     assert schema.warning is None
@@ -117,7 +111,7 @@ def test_the_schema_comes_from_the_environment_itself_and_is_cached(
     ]
 
 
-def test_an_import_that_raises_is_told_on_one_line(tmp_path: Path) -> None:
+def test_an_import_that_raises_is_told_on_one_line(tmp_path):
     """It has the place in the file, and a command that shows the traceback."""
     write(
         tmp_path,
@@ -136,7 +130,7 @@ def test_an_import_that_raises_is_told_on_one_line(tmp_path: Path) -> None:
     assert raised.value.details["traceback"].endswith("RuntimeError: no data\n")
 
 
-def test_an_import_that_ends_the_process_is_told(tmp_path: Path) -> None:
+def test_an_import_that_ends_the_process_is_told(tmp_path):
     write(
         tmp_path,
         bad="import os\nprint('last words', flush=True)\nos._exit(7)\n"
@@ -149,7 +143,7 @@ def test_an_import_that_ends_the_process_is_told(tmp_path: Path) -> None:
         lookup.load_schema(lookup.find_environment("bad", [tmp_path]))
 
 
-def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_an_import_that_hangs_is_given_up(tmp_path):
     write(
         tmp_path,
         slow="import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
@@ -164,7 +158,7 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path: Path) -> None:
+def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path):
     text = (
         BASE + "class A(BaseEnv):\n    @classmethod\n    def config_init(cls):\n        raise "
         "ValueError('needs a key')\n"
@@ -175,7 +169,7 @@ def test_a_config_init_that_fails_falls_back_to_the_general_fields(tmp_path: Pat
     assert "group_size" in schema.properties
 
 
-def test_a_base_of_this_project_is_a_base_environment(tmp_path: Path) -> None:
+def test_a_base_of_this_project_is_a_base_environment(tmp_path):
     write(
         tmp_path,
         own="from lachesis.environment import TaskEnv\nclass A(TaskEnv):\n    name = 'a'\n",
@@ -188,7 +182,7 @@ def test_a_base_of_this_project_is_a_base_environment(tmp_path: Path) -> None:
     assert names(tmp_path) == [("a", "A"), ("qualified", "C"), ("renamed", "B"), ("whole", "D")]
 
 
-def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_stands_for_its_environment(tmp_path, monkeypatch):
     write(
         tmp_path,
         mine=BASE + "class A(BaseEnv):\n    name = 'arithmetic'\n",
@@ -215,7 +209,7 @@ def test_a_file_stands_for_its_environment(tmp_path: Path, monkeypatch: pytest.M
         lookup.register_environment(str(tmp_path / "broken.py"))
 
 
-def test_an_environment_without_examples_says_what_is_missing(tmp_path: Path) -> None:
+def test_an_environment_without_examples_says_what_is_missing(tmp_path):
     write(tmp_path, silent=BASE + "class Silent(BaseEnv):\n    pass\n")
     lookup.register_environment(str(tmp_path / "silent.py"))
     silent = lookup.find_environment("silent")
@@ -225,7 +219,7 @@ def test_an_environment_without_examples_says_what_is_missing(tmp_path: Path) ->
         lookup.collect_examples(silent, {}, count=1, share=1.0)
 
 
-def test_an_environment_of_plain_atropos_gives_examples() -> None:
+def test_an_environment_of_plain_atropos_gives_examples():
     arithmetic = lookup.find_environment("arithmetic")
     right = lookup.collect_examples(arithmetic, {}, count=20, share=1.0)
     wrong = lookup.collect_examples(arithmetic, {}, count=20, share=0.0)
@@ -236,7 +230,7 @@ def test_an_environment_of_plain_atropos_gives_examples() -> None:
         assert (int(answer["content"]) == int(first) + int(second)) is is_right
 
 
-def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> None:
+def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path):
     write(tmp_path, first=BASE + "class A(BaseEnv):\n    name = 'task'\n")
     for folder in ("community/games", ".venv", "_old", "tests"):
         (tmp_path / folder).mkdir(parents=True)
@@ -252,16 +246,14 @@ def test_folders_below_are_searched_and_a_taken_name_is_told(tmp_path: Path) -> 
     }
 
 
-def test_a_file_of_a_searched_folder_keeps_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_a_searched_folder_keeps_its_name(tmp_path, monkeypatch):
     write(tmp_path, mine=BASE + "class A(BaseEnv):\n    name = 'own'\n")
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(tmp_path))
     assert lookup.register_environment(str(tmp_path / "mine.py")) == "own"
     assert not lookup.scan_environments().clashes
 
 
-def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_one_name_in_several_folders_are_told_apart(tmp_path):
     places = [tmp_path / one for one in ("a", "b", "c", "d")]
     for place in places:
         place.mkdir()
@@ -292,14 +284,14 @@ PACKAGE = {
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path):
     folder = tmp_path / "packed_env"
     folder.mkdir()
     write(folder, **PACKAGE)
     return folder
 
 
-def test_a_module_of_a_package_imports_its_neighbours(package: Path) -> None:
+def test_a_module_of_a_package_imports_its_neighbours(package):
     found = lookup.find_environment("packed", [package.parent])
     assert lookup.load_schema(found).values["wandb_name"] == "in the package"
     assert fingerprint.compute_fingerprint(package / "server.py") != (
@@ -312,16 +304,14 @@ def test_a_module_of_a_package_imports_its_neighbours(package: Path) -> None:
     assert lookup.load_schema(found).values["wandb_name"] == "changed"
 
 
-def test_a_schema_is_about_the_source_whose_hash_it_is_kept_under(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schema_is_about_the_source_whose_hash_it_is_kept_under(tmp_path, monkeypatch):
     """An editor may save the file between the first read and the start of the child."""
     text = PACKAGE["server"].replace("from . import words\nfrom .base import Shared\n", BASE)
     text = text.replace("Shared", "BaseEnv").replace("words.WORD", "'first'")
     write(tmp_path, packed=text)
     run_child = lookup.run_bounded
 
-    def save_and_run(*values: Any, **options: Any) -> Any:
+    def save_and_run(*values, **options):
         write(tmp_path, packed=text.replace("'first'", "'second'"))
         return run_child(*values, **options)
 
@@ -331,7 +321,7 @@ def test_a_schema_is_about_the_source_whose_hash_it_is_kept_under(
     assert lookup.load_schema(environment).values["wandb_name"] == "second"
 
 
-def test_a_file_is_compiled_by_its_own_rules(tmp_path: Path) -> None:
+def test_a_file_is_compiled_by_its_own_rules(tmp_path):
     """The future statements of the module that compiles it do not count, and its encoding does."""
     file = tmp_path / "own.py"
     file.write_bytes(
@@ -347,7 +337,7 @@ def test_a_file_is_compiled_by_its_own_rules(tmp_path: Path) -> None:
     assert own.__annotations__ == {"size": int}
 
 
-def test_a_module_of_a_package_runs_as_one(package: Path, tmp_path: Path) -> None:
+def test_a_module_of_a_package_runs_as_one(package, tmp_path):
     command = [
         sys.executable,
         "-P",
@@ -361,7 +351,7 @@ def test_a_module_of_a_package_runs_as_one(package: Path, tmp_path: Path) -> Non
     assert (tmp_path / "ran").read_text() == "packed_env in the package"
 
 
-def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
+def test_one_file_can_be_searched_with_what_it_imports(tmp_path):
     write(
         tmp_path,
         base=BASE + "class Shared(BaseEnv):\n    pass\n",
@@ -374,7 +364,7 @@ def test_one_file_can_be_searched_with_what_it_imports(tmp_path: Path) -> None:
     ] == ["mine"]
 
 
-def test_code_that_a_field_names_is_part_of_the_hash(tmp_path: Path) -> None:
+def test_code_that_a_field_names_is_part_of_the_hash(tmp_path):
     write(
         tmp_path,
         env=BASE + "class A(BaseEnv):\n    pass\n",

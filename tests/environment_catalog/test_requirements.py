@@ -28,13 +28,13 @@ class Needy(BaseEnv):
 """
 
 
-def write(folder: Path, header: str, body: str = ENVIRONMENT) -> Path:
+def write(folder, header, body=ENVIRONMENT):
     file = folder / "needy.py"
     file.write_text(header + body)
     return file
 
 
-def wheel(folder: Path, name: str, version: str, code: str) -> None:
+def wheel(folder, name, version, code):
     """The smallest one that pip takes."""
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as out:
         out.writestr(f"{name}.py", code)
@@ -49,7 +49,7 @@ def wheel(folder: Path, name: str, version: str, code: str) -> None:
         out.writestr(f"{about}/RECORD", "")
 
 
-def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
+def test_a_file_without_a_header_requires_nothing(tmp_path):
     assert requirements.read_requirements(write(tmp_path, "")) == ScriptRequirements()
     assert requirements.read_requirements(
         write(tmp_path, HEADER.format('"a>=1", "b[c]; python_version > \'3\'"'))
@@ -67,13 +67,13 @@ def test_a_file_without_a_header_requires_nothing(tmp_path: Path) -> None:
         ('# /// script\n# requires-python = "new"\n# ///\n', "cannot be used"),
     ],
 )
-def test_a_header_that_cannot_be_read_is_named(tmp_path: Path, header: str, said: str) -> None:
+def test_a_header_that_cannot_be_read_is_named(tmp_path, header, said):
     with pytest.raises(RequirementsError, match=r"needy\.py") as caught:
         requirements.read_requirements(write(tmp_path, header))
     assert said in str(caught.value)
 
 
-def test_what_is_here_already_is_not_installed_again() -> None:
+def test_what_is_here_already_is_not_installed_again():
     have = importlib.metadata.version("pytest")
     assert (
         requirements.list_missing_requirements(
@@ -88,16 +88,14 @@ def test_what_is_here_already_is_not_installed_again() -> None:
     ) == ["pytest<1", "nothing-of-this"]
 
 
-def test_another_python_is_refused(tmp_path: Path) -> None:
+def test_another_python_is_refused(tmp_path):
     with pytest.raises(RequirementsError, match=r"requires Python >=9; this is 3\."):
         requirements.find_interpreter(
             write(tmp_path, '# /// script\n# requires-python = ">=9"\n# ///\n')
         )
 
 
-def test_an_environment_has_its_own_version_beside_ours(
-    tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_has_its_own_version_beside_ours(tmp_path, clean_environment, monkeypatch):
     """The package that it requires is here in another version; ours stays, and the rest of ours is
     there for it too.
     """

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(400)
 ALL = [*STAGE_NAMES, "rollout", "tokens", "round trip", "stop tokens", "truncation"]
 
 
-def lachesis(*words: str, home: Path, cwd: Path) -> tuple[int, Any, str]:
+def lachesis(*words, home, cwd):
     """Exit code, what was said in JSON, and what was said to a person."""
     env = {**os.environ, "LACHESIS_HOME": str(home)}
     command = [sys.executable, "-P", "-m", "lachesis.cli.main", *words, "--json"]
@@ -84,9 +84,7 @@ FAULTS = {  # what is replaced, with what, and what is said then
         pytest.param("rollout", marks=pytest.mark.long),  # it starts an engine
     ],
 )
-def test_the_check_that_fails_is_named_and_is_the_last(
-    tmp_path: Path, new_home: Any, stage: str
-) -> None:
+def test_the_check_that_fails_is_named_and_is_the_last(tmp_path, new_home, stage):
     file = new_environment.write_scaffold("faulty", tmp_path)
     old, new, said = FAULTS[stage]
     assert old in file.read_text()
@@ -100,7 +98,7 @@ def test_the_check_that_fails_is_named_and_is_the_last(
     assert said in found["checks"][-1]["message"]
 
 
-def group(**changes: Any) -> dict[str, Any]:
+def group(**changes):
     one = {
         "tokens": [[1, 2, 3, 9]],
         "masks": [[-100, -100, 3, 9]],
@@ -119,13 +117,13 @@ def group(**changes: Any) -> dict[str, Any]:
         ({"masks": [[-100] * 4]}, "nothing would be trained on"),
     ],
 )
-def test_what_could_not_be_trained_on_is_told(changes: dict[str, Any], said: str) -> None:
+def test_what_could_not_be_trained_on_is_told(changes, said):
     line = token_checks.check_tokens(group(**changes))
     assert line.status == "failed"
     assert said in line.message
 
 
-def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
+def test_a_first_token_that_is_trained_on_needs_no_log_probability():
     """Nothing comes before it, so its place holds a sentinel; the trainer leaves it out."""
     line = token_checks.check_tokens(
         group(masks=[[1, 2, 3, 9]], inference_logprobs=[[1.0, -0.2, -0.5, -0.1]])
@@ -133,7 +131,7 @@ def test_a_first_token_that_is_trained_on_needs_no_log_probability() -> None:
     assert line.status == "passed"
 
 
-def test_a_group_without_log_probabilities_is_warned_of() -> None:
+def test_a_group_without_log_probabilities_is_warned_of():
     line = token_checks.check_tokens(group(inference_logprobs=None))
     assert line.status == "warned"
     assert line.message.startswith(
@@ -142,7 +140,7 @@ def test_a_group_without_log_probabilities_is_warned_of() -> None:
     )
 
 
-def test_turns_that_end_twice_or_never_are_warned_of() -> None:
+def test_turns_that_end_twice_or_never_are_warned_of():
     assert token_checks.check_stop_tokens(group(), eos_id=9).status == "passed"
     assert token_checks.check_stop_tokens(group(), eos_id=7).message.startswith(
         "0 of 1 answers end"
@@ -155,13 +153,13 @@ def test_turns_that_end_twice_or_never_are_warned_of() -> None:
 @pytest.mark.parametrize(
     "name", ["../evil", "Evil", "class", "1st", "", "a" * 65, "a.b", "a/b", "ä"]
 )
-def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_none_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="cannot be an environment's name"):
         new_environment.write_scaffold(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_nothing_is_written_over(tmp_path):
     new_environment.write_scaffold("mine", tmp_path).write_text("work of hours")
     with pytest.raises(StorageError, match="already exists"):
         new_environment.write_scaffold("mine", tmp_path)

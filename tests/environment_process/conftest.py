@@ -1,8 +1,5 @@
 """Atropos with the hooks of an evaluation."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from atroposlib.envs.base import APIServerConfig, BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServer
@@ -13,7 +10,7 @@ from tests.harness.openai_endpoint import serving
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ServerManager, Any, Any]]:
+def installed(monkeypatch):
     """Two servers, ours and a judge's, and a manager of both."""
     for cls, names in (
         (APIServer, evaluation_recorder.SAMPLING_METHODS),

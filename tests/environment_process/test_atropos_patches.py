@@ -21,11 +21,11 @@ from lachesis.tiny_model import build
 from tests.harness.openai_endpoint import serving
 
 
-def test_it_is_the_version_that_the_patches_were_written_for() -> None:
+def test_it_is_the_version_that_the_patches_were_written_for():
     assert importlib.metadata.version("atroposlib") == atropos_patches.ATROPOS_VERSION
 
 
-def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_gives_ids(monkeypatch):
     monkeypatch.setattr(
         PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template
     )
@@ -35,9 +35,7 @@ def test_a_chat_template_gives_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "input_ids" in tokenizer.apply_chat_template(messages, return_dict=True)
 
 
-def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.setattr(ServerManager, "__init__", ServerManager.__init__)
     configs = [
@@ -61,7 +59,7 @@ def test_servers_are_those_of_the_configuration_whatever_is_said_of_slurm(
 class Stepping:
     """As much of an environment as looks at the trainer's step."""
 
-    def __init__(self, interval: int) -> None:
+    def __init__(self, interval):
         self.config = SimpleNamespace(steps_per_eval=0, min_items_sent_before_logging=100)
         self.checkpoint_interval, self.items_sent_this_step, self.curr_step, self.eval_runner = (
             interval,
@@ -71,10 +69,10 @@ class Stepping:
         )
         self.saved: list[int] = []
 
-    def save_checkpoint(self, step: int) -> None:
+    def save_checkpoint(self, step):
         self.saved.append(step)
 
-    async def see(self, *steps: int) -> None:
+    async def see(self, *steps):
         for step in steps:
             self.status_dict = {"current_step": step}
             await BaseEnv.env_step_checks(self)  # type: ignore[arg-type]
@@ -92,9 +90,7 @@ class Stepping:
         (5, [4, 4, 4], []),
     ],
 )
-async def test_a_checkpoint_comes_whenever_it_is_due(
-    monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int], due: list[int]
-) -> None:
+async def test_a_checkpoint_comes_whenever_it_is_due(monkeypatch, every, steps, due):
     monkeypatch.setattr(BaseEnv, "env_step_checks", BaseEnv.env_step_checks)
     atropos_patches.save_checkpoints_when_due()
     env = Stepping(every)
@@ -102,9 +98,7 @@ async def test_a_checkpoint_comes_whenever_it_is_due(
     assert env.saved == [step // every * every for step in due]
 
 
-async def test_the_first_group_does_not_wait_for_other_environments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_first_group_does_not_wait_for_other_environments(monkeypatch):
     monkeypatch.setattr(base, "asyncio", asyncio)
     atropos_patches.skip_registration_pause()
     begun = asyncio.Event()
@@ -112,11 +106,11 @@ async def test_the_first_group_does_not_wait_for_other_environments(
     class Manager:
         last_loop_time = None
 
-        async def get_status(self) -> None:
+        async def get_status(self):
             begun.set()
             raise asyncio.CancelledError
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return AsyncMock()
 
     manager = asyncio.create_task(BaseEnv.env_manager(Manager()))  # type: ignore[arg-type]
@@ -124,7 +118,7 @@ async def test_the_first_group_does_not_wait_for_other_environments(
     await asyncio.wait({manager})
 
 
-async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_single_rollouts_keep_what_they_hold(monkeypatch):
     monkeypatch.setattr(BaseEnv, "collect_trajectories", BaseEnv.collect_trajectories)
     atropos_patches.keep_logprobs()
     made = iter(range(10))
@@ -132,7 +126,7 @@ async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPat
     class Single:
         config = SimpleNamespace(group_size=2)
 
-        async def collect_trajectory(self, item: str) -> Any:
+        async def collect_trajectory(self, item):
             number = next(made)
             marked = (
                 {"overrides": {"zero": "bad"}, "group_overrides": {"a": 1}}
@@ -167,9 +161,7 @@ async def test_single_rollouts_keep_what_they_hold(monkeypatch: pytest.MonkeyPat
         await BaseEnv.collect_trajectories(Empty(), "item")  # type: ignore[arg-type]
 
 
-async def test_the_token_goes_to_the_server_of_the_run_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_token_goes_to_the_server_of_the_run_only(monkeypatch):
     """And out of the environment's sight: not into its configuration, nor to a child that it
     starts.
     """

@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from atroposlib.envs.base import BaseEnv
@@ -11,7 +10,7 @@ from atroposlib.envs.base import BaseEnv
 from lachesis.environment_process.dataset_position import DatasetPosition, install_position_tracking
 
 
-def environment(**more: Any) -> Any:
+def environment(**more):
     """A class with the four methods that are watched; its items are 1, 2, 3 …, and each third gives
     no group.
     """
@@ -20,15 +19,15 @@ def environment(**more: Any) -> Any:
         save_checkpoint, load_checkpoint = BaseEnv.save_checkpoint, BaseEnv.load_checkpoint
         count = 0
 
-        async def get_next_item(self) -> int:
+        async def get_next_item(self):
             self.count += 1
             return self.count
 
-        async def handle_env(self, item: int) -> None:
+        async def handle_env(self, item):
             if item % 3:
                 await self._send_scored_data_to_api({"item": item})
 
-        async def _send_scored_data_to_api(self, scored_data: Any) -> None:
+        async def _send_scored_data_to_api(self, scored_data):
             pass
 
     for name, value in more.items():
@@ -36,10 +35,10 @@ def environment(**more: Any) -> Any:
     return Env
 
 
-def give(file: Path, groups: int, items: int) -> list[int]:
+def give(file, groups, items):
     """What an environment gives that starts after so many groups."""
 
-    async def run() -> list[int]:
+    async def run():
         cls = environment()
         install_position_tracking(DatasetPosition(file, groups), cls)
         env, given = cls(), []
@@ -51,7 +50,7 @@ def give(file: Path, groups: int, items: int) -> list[int]:
     return asyncio.run(run())
 
 
-def test_items_that_training_has_seen_are_passed_over(tmp_path: Path) -> None:
+def test_items_that_training_has_seen_are_passed_over(tmp_path):
     file = tmp_path / "cursor.txt"
     assert give(file, 0, 8) == [1, 2, 3, 4, 5, 6, 7, 8]  # groups of 1 2 4 5 7 8
     assert give(file, 3, 4) == [5, 6, 7, 8], (
@@ -61,7 +60,7 @@ def test_items_that_training_has_seen_are_passed_over(tmp_path: Path) -> None:
     assert give(file, 0, 2) == [1, 2], "a run without a checkpoint begins anew"
 
 
-def test_groups_that_nobody_counted_do_no_harm(tmp_path: Path) -> None:
+def test_groups_that_nobody_counted_do_no_harm(tmp_path):
     """The file was lost, or is shorter than what training has received."""
     assert give(tmp_path / "gone.txt", 7, 2) == [1, 2]
     give(tmp_path / "short.txt", 0, 2)
@@ -69,23 +68,19 @@ def test_groups_that_nobody_counted_do_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 24, b"-3         \n", b"many\n"])
-def test_a_damaged_cursor_begins_anew(
-    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_cursor_begins_anew(tmp_path, content, caplog):
     (tmp_path / "cursor.txt").write_bytes(content)
     assert DatasetPosition(tmp_path / "cursor.txt", 2).items_to_skip == 0
     assert "is damaged" in caplog.text
 
 
-def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step(
-    tmp_path: Path,
-) -> None:
+def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step(tmp_path):
     """Atropos asks for the file of exactly that step, and begins without a word at the start when
     it is not there.
     """
     loaded: list[str] = []
 
-    def load(self: Any) -> None:
+    def load(self):
         loaded.append(
             (
                 Path(self.checkpoint_dir)
@@ -108,12 +103,10 @@ def test_an_environment_with_its_own_checkpoints_gets_the_newest_before_the_step
     assert asyncio.run(cls().get_next_item()) == 1, "nothing is passed over besides"
 
 
-def test_an_environment_that_cannot_be_passed_over_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_environment_that_cannot_be_passed_over_goes_on(tmp_path, caplog):
     give(tmp_path / "cursor.txt", 0, 5)
 
-    async def ends(self: Any) -> int:
+    async def ends(self):
         self.count += 1
         if self.count == 2:
             raise RuntimeError("no more")
@@ -128,13 +121,13 @@ def test_an_environment_that_cannot_be_passed_over_goes_on(
     )
 
 
-def test_an_environment_that_can_seek_is_told_the_number(tmp_path: Path) -> None:
+def test_an_environment_that_can_seek_is_told_the_number(tmp_path):
     give(tmp_path / "cursor.txt", 0, 8)
     asked: list[int] = []
 
-    def save(self: Any, step: int) -> None: ...
+    def save(self, step): ...
 
-    def seek(self: Any, items: int) -> None:
+    def seek(self, items):
         asked.append(items)
         self.count = items
 

@@ -5,8 +5,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,11 +44,11 @@ CALL_LINE = 1 + PROGRAM.split("{call}")[0].count("\n")
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+def start(tmp_path):
     """Start a program whose event loop makes this call, and give its file."""
     processes = []
 
-    def start_program(call: str) -> Path:
+    def start_program(call):
         program = tmp_path / "my_env.py"
         program.write_text(PROGRAM.format(call=call))
         processes.append(subprocess.Popen([sys.executable, str(program), str(tmp_path)]))
@@ -62,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         process.wait()
 
 
-def wait_for_line(folder: Path, is_there: bool) -> str | None:
+def wait_for_line(folder, is_there):
     file = folder / "environment.json"
     wait_until(lambda: bool(find_blocked_line([file])) == is_there, 60)
     return find_blocked_line([file])
@@ -71,9 +69,7 @@ def wait_for_line(folder: Path, is_there: bool) -> str | None:
 @pytest.mark.parametrize(
     "call", ["time.sleep(60)", 're.match("(a*)*b", "a" * 40)', "while True: pass", "time.sleep(2)"]
 )
-def test_the_line_of_the_environment_is_found(
-    start: Callable[[str], Path], tmp_path: Path, call: str
-) -> None:
+def test_the_line_of_the_environment_is_found(start, tmp_path, call):
     """Also where the call keeps all threads from running, or only computes."""
     program = start(call)
     counts_file = tmp_path / "environment.json"
@@ -91,14 +87,14 @@ def test_the_line_of_the_environment_is_found(
 @pytest.mark.parametrize(
     "content", ["", "0x01 /a\n", "0x01 /a\nThread 0x02 (most recent call first):\n  nothing\n"]
 )
-def test_a_file_without_a_stack_of_the_loop_names_no_line(tmp_path: Path, content: str) -> None:
+def test_a_file_without_a_stack_of_the_loop_names_no_line(tmp_path, content):
     (tmp_path / "environment.stack").write_text(content)
     (tmp_path / "environment.json").write_text('{"written_at": 5.0}')
     assert find_blocked_line([tmp_path / "environment.json"]) is None
     assert find_blocked_line([]) is None
 
 
-def test_the_environment_that_is_silent_for_longest_is_named(tmp_path: Path) -> None:
+def test_the_environment_that_is_silent_for_longest_is_named(tmp_path):
     """Its innermost frame is named where no frame is in the environment's folder."""
     for name, written_at in (("environment", 9.0), ("environment-b", 5.0)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"written_at": written_at}))
@@ -113,19 +109,17 @@ def test_the_environment_that_is_silent_for_longest_is_named(tmp_path: Path) -> 
     assert find_blocked_line(files, since=10.0) is None
 
 
-def block(seconds: float) -> None:
+def block(seconds):
     time.sleep(seconds)
 
 
-async def test_the_time_for_which_an_evaluation_blocks_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_time_for_which_an_evaluation_blocks_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(event_loop_watch, "BEAT_INTERVAL_S", 0.02)
     monkeypatch.setattr(event_loop_watch, "MAX_BEAT_DELAY_S", 0.3)
     counters = RolloutCounters(tmp_path / "environment.json")
     watch = LoopWatch(counters, tmp_path / "environment.stack", tmp_path)
 
-    async def manage(env: Any) -> None:
+    async def manage(env):
         await asyncio.sleep(0.1)
         block(0.5)  # not during an evaluation
         with watch.count_evaluation():
@@ -143,7 +137,7 @@ async def test_the_time_for_which_an_evaluation_blocks_is_counted(
     assert json.loads(counters.file.read_text())["eval_blocked_s"] > 1.2
 
 
-def test_a_stack_that_cannot_be_written_does_not_end_the_environment(tmp_path: Path) -> None:
+def test_a_stack_that_cannot_be_written_does_not_end_the_environment(tmp_path):
     counters = RolloutCounters(tmp_path / "environment.json")
     LoopWatch(counters, tmp_path / "absent" / "environment.stack", tmp_path)
     assert counters.file.is_file()

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from lachesis.environment_process.lazy_imports import LazyModule, load_when_used
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def package(tmp_path, monkeypatch):
     """A package that takes a moment to import, with a submodule."""
     folder = tmp_path / "late_package"
     folder.mkdir()
@@ -28,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         sys.modules.pop(name, None)
 
 
-def test_a_module_is_loaded_at_its_first_use(package: str) -> None:
+def test_a_module_is_loaded_at_its_first_use(package):
     load_when_used(package)
     import late_package
 
@@ -42,7 +40,7 @@ def test_a_module_is_loaded_at_its_first_use(package: str) -> None:
         _ = late_package.missing
 
 
-def test_an_import_of_a_submodule_loads_the_package(package: str) -> None:
+def test_an_import_of_a_submodule_loads_the_package(package):
     load_when_used(package)
     from late_package.part import value
 
@@ -50,7 +48,7 @@ def test_an_import_of_a_submodule_loads_the_package(package: str) -> None:
     assert sys.modules[package].value == 2
 
 
-def test_threads_see_the_complete_module(package: str) -> None:
+def test_threads_see_the_complete_module(package):
     load_when_used(package)
     module = sys.modules[package]
     seen: list[int] = []
@@ -62,7 +60,7 @@ def test_threads_see_the_complete_module(package: str) -> None:
     assert seen == [2] * 8
 
 
-def test_a_module_that_cannot_be_loaded_says_why_each_time(package: str, tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_loaded_says_why_each_time(package, tmp_path):
     (tmp_path / package / "part.py").write_text("raise OSError('no library')\n")
     load_when_used(package)
     module = sys.modules[package]
@@ -71,7 +69,7 @@ def test_a_module_that_cannot_be_loaded_says_why_each_time(package: str, tmp_pat
             _ = module.value
 
 
-def test_what_is_loaded_or_missing_is_left_alone(package: str) -> None:
+def test_what_is_loaded_or_missing_is_left_alone(package):
     import late_package
 
     load_when_used(package, "no_such_package_anywhere")
@@ -80,7 +78,7 @@ def test_what_is_loaded_or_missing_is_left_alone(package: str) -> None:
     assert "no_such_package_anywhere" not in sys.modules
 
 
-def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model: str) -> None:
+def test_atropos_loads_without_pytorch_and_w_and_b_which_still_work(random_model):
     program = (
         "import sys\n"
         "from lachesis.environment_process.lazy_imports import load_when_used, "

@@ -4,7 +4,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,21 +19,21 @@ from lachesis.environment_process.evaluation_recorder import (
 )
 from lachesis.environment_process.requested_evaluations import evaluate_and_report
 from tests.environment_process.evaluated import Env, append, append_after_a_log
-from tests.harness.http_answers import Reply, Request, serve_answers
+from tests.harness.http_answers import Reply, serve_answers
 
 
-def chat(*texts: str) -> list[dict[str, str]]:
+def chat(*texts):
     return [{"role": "user", "content": text} for text in texts]
 
 
-async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> None:
+async def test_requests_go_to_the_weights_of_the_evaluation(installed):
     """Those at our server, through clients with limits of their own, from tasks and threads of the
     evaluation too.
     """
     manager, ours, judge = installed
     before, seen = manager.servers, []
 
-    async def work(env: Env) -> None:
+    async def work(env):
         own, other = manager.servers
         seen.append(
             (
@@ -65,10 +64,10 @@ async def test_requests_go_to_the_weights_of_the_evaluation(installed: Any) -> N
     assert judge.keys == {"Bearer k"}
 
 
-async def test_items_are_the_prompts_that_continue_no_other(installed: Any) -> None:
+async def test_items_are_the_prompts_that_continue_no_other(installed):
     manager, ours, _ = installed
 
-    async def work(env: Env) -> dict[str, float]:
+    async def work(env):
         for texts in (("1+1=",), ("1+1=",), ("1+1=", "2", "and 3+4="), ("5+6=",)):
             await manager.servers[0].chat_completion(messages=chat(*texts))
         return {"accuracy": 0.5}
@@ -79,15 +78,15 @@ async def test_items_are_the_prompts_that_continue_no_other(installed: Any) -> N
     assert count_items([]) == 0
 
 
-async def test_texts_are_items_unless_they_continue_an_answered_one(installed: Any) -> None:
+async def test_texts_are_items_unless_they_continue_an_answered_one(installed):
     """A text may begin with another one by chance."""
     manager, ours, _ = installed
     answers = {"1+1": " is 2", "1+12": " is 13", "1+13": "", "1+1 is 2, and 3+4": " is 7"}
 
-    async def complete(self: Any, **options: Any) -> Any:
+    async def complete(self, **options):
         return SimpleNamespace(choices=[SimpleNamespace(text=answers[options["prompt"]])])
 
-    async def work(env: Env) -> dict[str, float]:
+    async def work(env):
         for prompt in answers:
             await manager.servers[0].completion(prompt=prompt)
         return {"accuracy": 0.5}
@@ -100,28 +99,28 @@ async def test_texts_are_items_unless_they_continue_an_answered_one(installed: A
     assert count_text_items([], ["a"]) == 0
 
 
-async def _raise(env: Env) -> None:
+async def _raise(env):
     raise ValueError("no held-out items")
 
 
-async def _append_before_a_log(env: Env) -> None:
+async def _append_before_a_log(env):
     env.eval_metrics.append(("eval/accuracy", 1.0))
     env.eval_metrics = []
 
 
-async def _append_after_numbers(env: Env) -> None:
+async def _append_after_numbers(env):
     env.eval_metrics.extend([0.5, (1, 2, 3), ("eval/accuracy", 1.0)])
 
 
-async def _name_by_pairs(env: Env) -> Any:
+async def _name_by_pairs(env):
     return {("a", "b"): 0.3, "accuracy": 1.0}
 
 
-async def _nothing(env: Env) -> None:
+async def _nothing(env):
     pass
 
 
-async def _cancel(env: Env) -> None:
+async def _cancel(env):
     raise asyncio.CancelledError
 
 
@@ -155,11 +154,11 @@ async def _cancel(env: Env) -> None:
         "cancelled",
     ],
 )
-async def test_whatever_an_evaluation_does_is_reported(work: Any, report: Any) -> None:
+async def test_whatever_an_evaluation_does_is_reported(work, report):
     assert await evaluate_and_report(Env(work), EvaluationRun("http://127.0.0.1:9")) == report
 
 
-async def test_metrics_that_were_no_pairs_before_are_no_error() -> None:
+async def test_metrics_that_were_no_pairs_before_are_no_error():
     """They are there before evaluate() is called."""
     env = Env(append)
     env.eval_metrics = [0.5]
@@ -173,13 +172,13 @@ class Trainer:
     What `offer` gives is sent as JSON; None is no answer at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.offer: Callable[[], Any] = lambda: {"over": True}
         self.has_given_up = False
         self.reports: list[tuple[str, dict[str, Any]]] = []
         self.url = ""
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, request):
         if request.method == "GET":
             return self.offer()
         if body := request.json():
@@ -188,7 +187,7 @@ class Trainer:
 
 
 @pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+def trainer(monkeypatch):
     """A trainer that says that no evaluation will come."""
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.01)
     trainer = Trainer()
@@ -217,21 +216,19 @@ class Training(Env):
             self.status_dict = {"current_step": min(self.config.total_steps, step + 1)}
 
 
-def watched(trainer: Trainer) -> type[Training]:
+def watched(trainer):
     """A class that evaluates when this trainer asks for it."""
     cls = type("Watched", (Training,), {})
     module.EvaluationClient(trainer.url, "token").install_schedule(cls)
     return cls
 
 
-async def test_an_evaluation_that_the_trainer_has_given_up_is_ended(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_evaluation_that_the_trainer_has_given_up_is_ended(trainer, monkeypatch):
     """Otherwise it would go on sampling, on a paid server for money."""
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
     trainer.has_given_up, ended = True, []
 
-    async def work(env: Env) -> None:
+    async def work(env):
         try:
             await asyncio.sleep(60)
         finally:
@@ -246,10 +243,8 @@ async def test_an_evaluation_that_the_trainer_has_given_up_is_ended(
 
 
 @pytest.mark.usefixtures("installed")
-async def test_answers_of_the_newest_step_are_kept_beside_those_of_the_start(
-    trainer: Trainer, tmp_path: Path
-) -> None:
-    async def work(env: Env) -> None:
+async def test_answers_of_the_newest_step_are_kept_beside_those_of_the_start(trainer, tmp_path):
+    async def work(env):
         await env.evaluate_log({"accuracy": 1.0}, samples=[{"question": "1+1", "score": 1.0}])
 
     offers: Iterator[Any] = iter(
@@ -265,13 +260,13 @@ async def test_answers_of_the_newest_step_are_kept_beside_those_of_the_start(
 
 
 async def test_the_evaluation_of_the_last_step_is_made_though_the_last_group_was_made_before(
-    trainer: Trainer,
-) -> None:
+    trainer,
+):
     """Atropos leaves its loop as soon as enough batches wait."""
     env = watched(trainer)()
     offers = iter([{"id": "last", "step": 8}, {"over": True}])
 
-    def offer() -> dict[str, Any]:
+    def offer():
         if env.status_dict["current_step"] < 8:
             time.sleep(0.01)
             return {}
@@ -283,12 +278,10 @@ async def test_the_evaluation_of_the_last_step_is_made_though_the_last_group_was
     assert (name, report["metrics"]) == ("last", {"eval/accuracy": 1.0})
 
 
-async def test_training_that_stands_still_is_not_waited_for(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_training_that_stands_still_is_not_waited_for(trainer, monkeypatch):
     monkeypatch.setattr(module, "MAX_STEP_WAIT_S", 0.05)
 
-    def offer() -> dict[str, Any]:
+    def offer():
         time.sleep(0.01)
         return {}
 
@@ -298,20 +291,20 @@ async def test_training_that_stands_still_is_not_waited_for(
     assert env.status_dict["current_step"] == 6
 
 
-def offered(number: int) -> dict[str, Any]:
+def offered(number):
     return {"id": str(number), "step": number, "is_base": False}
 
 
 class Unreadable:
     """A value that is not a number, and says so in its own way."""
 
-    def __float__(self) -> float:
+    def __float__(self):
         raise RuntimeError("only one element tensors can be converted")
 
 
 async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_last_step(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    trainer, monkeypatch
+):
     """Neither a question without an answer, however long it takes, nor metrics of whatever kind."""
     monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.0)
     found: list[Any] = [
@@ -321,7 +314,7 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
     ]
     results = iter(found)
 
-    async def work(env: Env) -> Any:
+    async def work(env):
         return next(results)
 
     answers = [None, offered(1), "odd", offered(2), None, offered(3), {"over": True}]
@@ -336,9 +329,7 @@ async def test_nothing_but_the_trainers_word_ends_the_evaluations_before_the_las
     assert third["metrics"] == {"accuracy": 1.0}
 
 
-async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_trainer_that_is_gone_after_the_last_step_is_not_waited_for(trainer, monkeypatch):
     monkeypatch.setattr(module, "MAX_TRAINER_SILENCE_S", 0.05)
     env = Training()
     env.status_dict = {"current_step": 8}

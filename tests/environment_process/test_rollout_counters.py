@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,19 +26,19 @@ class Forgiving:
 
     config = SimpleNamespace(group_size=2)
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, url, model):
         self.server = ServerManager(
             [APIServerConfig(base_url=url, api_key="k", model_name=model, health_check=False)] * 2
         )
 
-    async def get_next_item(self) -> int:
+    async def get_next_item(self):
         return 1
 
-    async def collect_trajectories(self, item: int) -> Any:
+    async def collect_trajectories(self, item):
         scores = await asyncio.gather(*(self._score(item) for _ in range(2)))
         return {"tokens": [[1], [1]], "masks": [[1], [1]], "scores": scores}, []
 
-    async def _score(self, item: int) -> float:
+    async def _score(self, item):
         try:
             answer = await self.server.chat_completion(
                 messages=[{"role": "user", "content": "1+1="}], n=1
@@ -48,15 +47,13 @@ class Forgiving:
             return 0.0
         return float(answer.choices[0].message.content == "2")
 
-    async def handle_send_to_api(self, scored_data: Any) -> None: ...
+    async def handle_send_to_api(self, scored_data): ...
 
-    async def _send_scored_data_to_api(self, scored_data: Any) -> None: ...
+    async def _send_scored_data_to_api(self, scored_data): ...
 
 
 @pytest.fixture
-def counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[RolloutCounters, type[Forgiving]]:
+def counted(tmp_path, monkeypatch):
     for name in ("chat_completion", "completion", "tokens_and_logprobs_completion"):
         monkeypatch.setattr(APIServer, name, getattr(APIServer, name))
     tally = RolloutCounters(tmp_path / "counters.json")
@@ -66,9 +63,7 @@ def counted(
     return tally, cls
 
 
-async def test_a_group_with_an_unanswered_request_is_invalid(
-    counted: tuple[RolloutCounters, Any],
-) -> None:
+async def test_a_group_with_an_unanswered_request_is_invalid(counted):
     """Rather than scored 0, which would teach the model that its text was wrong; the next group is
     judged for itself.
     """
@@ -81,7 +76,7 @@ async def test_a_group_with_an_unanswered_request_is_invalid(
         assert (tally.counts["invalid_rollouts"], tally.counts["groups"]) == (2, 1)
 
 
-async def test_items_that_are_used_up_are_counted(tmp_path: Path) -> None:
+async def test_items_that_are_used_up_are_counted(tmp_path):
     """Those that a resume passes over count too."""
     remaining = iter([1, 2, None, 3, None])
 
@@ -102,7 +97,7 @@ async def test_items_that_are_used_up_are_counted(tmp_path: Path) -> None:
 ASKED = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
 
 
-def answered(status: int) -> openai.APIStatusError:
+def answered(status):
     response = httpx.Response(status, request=ASKED)
     return openai.APIStatusError("no", response=response, body=None)
 
@@ -121,14 +116,12 @@ def answered(status: int) -> openai.APIStatusError:
         (ValueError("the prompt is longer than the context"), 0),
     ],
 )
-async def test_a_refused_request_is_not_a_lost_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, lost: int
-) -> None:
+async def test_a_refused_request_is_not_a_lost_one(tmp_path, monkeypatch, error, lost):
     """An environment that asks for what the server never gives is at fault; one whose server is
     away is not. Atropos raises a retry that has given up, which holds another one, which holds the
     error."""
 
-    async def fail(self: Any, **options: Any) -> Any:
+    async def fail(self, **options):
         for _ in range(2):
             raised, attempt = error if not attempts else RetryError(attempts[-1]), Future(3)
             attempt.set_exception(raised)
@@ -145,9 +138,7 @@ async def test_a_refused_request_is_not_a_lost_one(
     assert (tally.counts["failed_requests"], tally.counts["lost_requests"]) == (1, lost)
 
 
-async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
-    tmp_path: Path,
-) -> None:
+async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(tmp_path):
     marks = [{"invalid": "the judge is away"}, {"zero": "it rambles"}, {}, None]
 
     class Marking(Forgiving):
@@ -176,7 +167,7 @@ async def test_rollouts_that_the_environment_marks_are_counted_by_their_reasons(
     assert tally.snapshot()["zero_reasons"] == {"it rambles": 1}
 
 
-def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
+def test_several_environments_are_told_as_one(tmp_path):
     one = {
         "written_at": 5.0,
         "pid": 1,
@@ -208,7 +199,7 @@ def test_several_environments_are_told_as_one(tmp_path: Path) -> None:
     assert read_all_counts(files[2:]) is None
 
 
-def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
+def test_errors_are_counted_by_their_kind(tmp_path):
     """What differs from rollout to rollout makes no kind; what is too much is counted together."""
     tally = RolloutCounters(tmp_path / "counters.json")
     for number in range(50):
@@ -219,9 +210,7 @@ def test_errors_are_counted_by_their_kind(tmp_path: Path) -> None:
     assert (len(tally.errors), tally.errors["others"]) == (6, 4)
 
 
-async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(
-    tmp_path: Path,
-) -> None:
+async def test_what_an_environment_raises_is_one_reason_per_line_of_its_code(tmp_path):
     """Whatever its message says; and groups without a valid rollout count the reasons of their
     rollouts.
     """

@@ -7,23 +7,21 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from atroposlib.envs.base import APIServerConfig
 
-from lachesis.environment import TaskEnv
 from lachesis.environment_toolkit import sandbox_child
 from lachesis.tiny_model import build
-from tests.harness.http_answers import Reply, Request, serve_answers
+from tests.harness.http_answers import Reply, serve_answers
 
 LOGPROB = -0.25
 EMPTY_PROGRAM = json.dumps({"program": "", "stdin": "", "cpu_s": 5, "memory": 2**29}) + "\n"
 
 
-def without_place(reason: str | None) -> str | None:
+def without_place(reason):
     """Return a reason without the file and line of its exception, which must be there if there is
     an exception.
     """
@@ -31,7 +29,7 @@ def without_place(reason: str | None) -> str | None:
 
 
 @functools.cache
-def unconfined() -> str:
+def unconfined():
     """Why this machine cannot confine a program, as one without Landlock; empty when it can."""
     command = [sys.executable, "-I", "-S", "-B", sandbox_child.__file__]
     done = subprocess.run(command, input=EMPTY_PROGRAM, capture_output=True, text=True, check=False)
@@ -50,13 +48,13 @@ class Generator:
     turn; one that is `!500` is an error of the server.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.say: Answering = lambda prompt, n: ["ok"] * n
         self.bodies: list[dict[str, Any]] = []
         self.url = ""
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, request):
         """Return what a client of `/generate` gets."""
         if request.method == "GET":
             return {}
@@ -77,7 +75,7 @@ class Generator:
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     build.build_tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
@@ -85,7 +83,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def generator() -> Iterator[Generator]:
+def generator():
     generator = Generator(build.build_tokenizer())
     with serve_answers(generator.answer) as url:
         generator.url = f"{url}/v1"
@@ -93,10 +91,10 @@ def generator() -> Iterator[Generator]:
 
 
 @pytest.fixture
-def made(generator: Generator, tokenizer_folder: Path) -> Callable[..., Any]:
+def made(generator, tokenizer_folder):
     """A factory: an environment of this class whose server is the generator, with these fields."""
 
-    def make(cls: type[TaskEnv], **fields: Any) -> Any:
+    def make(cls, **fields):
         config = cls.config_init()[0]
         values = {
             "tokenizer_name": str(tokenizer_folder),

@@ -2,7 +2,6 @@
 
 import logging
 import random
-from pathlib import Path
 
 import pytest
 
@@ -10,15 +9,15 @@ from lachesis.environment import DatasetError, rows
 from lachesis.environment_toolkit.dataset import build_given_split, split_items
 
 
-def question(item: dict) -> str:
+def question(item):
     return item["q"]
 
 
-def items(count: int) -> list[dict]:
+def items(count):
     return [{"q": f"question {number}", "n": number} for number in range(count)]
 
 
-def test_a_split_depends_on_what_is_asked_and_on_nothing_else() -> None:
+def test_a_split_depends_on_what_is_asked_and_on_nothing_else():
     first = split_items(items(300), question, held_out_share=0.2, max_held_out=1000)
     shuffled = items(500)
     random.Random(0).shuffle(shuffled)
@@ -29,7 +28,7 @@ def test_a_split_depends_on_what_is_asked_and_on_nothing_else() -> None:
     assert not old & {one["q"] for one in first.train}
 
 
-def test_one_question_is_on_one_side_only() -> None:
+def test_one_question_is_on_one_side_only():
     doubled = [*items(50), *[{"q": f"  question   {number}\n"} for number in range(50)]]
     made = split_items(doubled, question, held_out_share=0.3, max_held_out=1000)
     asked = [{" ".join(one["q"].split()) for one in side} for side in (made.train, made.held_out)]
@@ -38,14 +37,12 @@ def test_one_question_is_on_one_side_only() -> None:
 
 
 @pytest.mark.parametrize("share", [1e-9, 0.5, 1 - 1e-9])
-def test_neither_side_is_empty(share: float) -> None:
+def test_neither_side_is_empty(share):
     made = split_items(items(2), question, held_out_share=share, max_held_out=10)
     assert (len(made.train), len(made.held_out)) == (1, 1)
 
 
-def test_what_is_held_out_is_taken_out_of_the_training_items(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_held_out_is_taken_out_of_the_training_items(caplog):
     made = build_given_split(items(10), items(3), question, max_held_out=2)
     assert [one["n"] for one in made.train] == list(range(3, 10))
     assert (made.num_overlapping, len(made.held_out)) == (3, 2)
@@ -54,9 +51,7 @@ def test_what_is_held_out_is_taken_out_of_the_training_items(
         build_given_split(items(3), items(3), question, max_held_out=2)
 
 
-def test_broken_rows_are_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_rows_are_left_out_and_counted(tmp_path, caplog):
     file = tmp_path / "data.jsonl"
     file.write_text(
         '{"q": "a", "a": "1"}\nnot json\n[1]\n{"q": "b"}\n\n{"q": " ", "a": "2"}\n{"q": "c", "a": '
@@ -81,7 +76,7 @@ def test_broken_rows_are_left_out_and_counted(
         ("\xff", "is not a JSON object"),
     ],
 )
-def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_source_without_a_row_is_an_error(tmp_path, content, said):
     file = tmp_path / "data.jsonl"
     if content is not None:
         file.write_text(content, encoding="latin-1")
@@ -89,7 +84,7 @@ def test_a_source_without_a_row_is_an_error(tmp_path: Path, content: str | None,
         rows(file, needed=("q", "a"))
 
 
-def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
+def test_a_row_ends_where_its_line_does(tmp_path):
     (tmp_path / "rows.jsonl").write_text(
         '{"q": "one\u2028two\u0085three"}\r\n{"q": "four"}', encoding="utf-8"
     )
@@ -99,7 +94,7 @@ def test_a_row_ends_where_its_line_does(tmp_path: Path) -> None:
     ]
 
 
-def test_a_data_set_of_the_hub_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_of_the_hub_that_cannot_be_had_is_named(monkeypatch):
     # Both libraries read the variable when they are imported, which an earlier test may have done.
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -30,18 +30,18 @@ exec(compile(SOURCE, FILE, "exec"), CODE)
 failures = st.tuples(st.sampled_from(TYPES), st.integers(0, 4), st.text(max_size=400))
 
 
-def caught(function: Any, *values: Any) -> BaseException:
+def caught(function, *values):
     with pytest.raises(BaseException) as info:  # noqa: PT011
         function(*values)
     return info.value
 
 
-def described(kind: type[Exception], line: int, message: str) -> str:
+def described(kind, line, message):
     return describe_exception(caught(CODE["fail"], kind(message), line), FILE)
 
 
 @given(st.lists(failures, max_size=40))
-def test_one_entry_for_each_type_and_line(found: list[tuple[type[Exception], int, str]]) -> None:
+def test_one_entry_for_each_type_and_line(found):
     """For any messages: the entries are the kinds, their counts those of the failures, their texts
     the first of each kind.
     """
@@ -59,9 +59,7 @@ def test_one_entry_for_each_type_and_line(found: list[tuple[type[Exception], int
 
 
 @given(st.lists(st.text(max_size=30), max_size=60), st.integers(1, 6))
-def test_no_count_is_lost_and_the_number_of_entries_is_bounded(
-    texts: list[str], max_kinds: int
-) -> None:
+def test_no_count_is_lost_and_the_number_of_entries_is_bounded(texts, max_kinds):
     counts: dict[str, int] = {}
     for text in texts:
         count_reason(counts, text, max_kinds=max_kinds)
@@ -71,7 +69,7 @@ def test_no_count_is_lost_and_the_number_of_entries_is_bounded(
 
 
 @given(st.lists(failures, max_size=20), st.lists(failures, max_size=20))
-def test_two_processes_count_as_one(here: list[Any], there: list[Any]) -> None:
+def test_two_processes_count_as_one(here, there):
     counts: list[dict[str, int]] = [{}, {}, {}]
     for target, found in zip(counts, (here, there, [*here, *there]), strict=True):
         for failure in found:
@@ -104,15 +102,11 @@ def test_two_processes_count_as_one(here: list[Any], there: list[Any]) -> None:
         ),
     ],
 )
-def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(
-    one: str, other: str, same: bool
-) -> None:
+def test_reasons_in_words_differ_by_more_than_numbers_quotes_and_paths(one, other, same):
     assert (get_failure_kind(one) == get_failure_kind(other)) is same
 
 
-def test_the_innermost_line_of_the_environments_own_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_innermost_line_of_the_environments_own_file_is_named(tmp_path, monkeypatch):
     """Not that of a library, nor that of a module beside it; without a line of its own, that of the
     module.
     """
@@ -132,7 +126,7 @@ def test_the_innermost_line_of_the_environments_own_file_is_named(
     assert described.startswith("JSONDecodeError at beside_scores.py:3")
 
 
-def test_strange_exceptions_are_described() -> None:
+def test_strange_exceptions_are_described():
     class Mute(Exception):
         def __str__(self) -> str:
             raise KeyError("no words")

@@ -4,7 +4,6 @@ what ends a conversation.
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from lachesis.environment_toolkit.tool_calls import (
     describe_tools,
     parse_tool_calls,
 )
-from tests.environment_toolkit.conftest import LOGPROB, Generator, without_place
+from tests.environment_toolkit.conftest import LOGPROB, without_place
 
-Make = Callable[..., Any]
 QWEN_LIKE = (
     "{% for m in messages %}<|user|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
     "{{ m['content'].split('</think>')[-1].strip() if not loop.last else m['content'] }}"
@@ -56,9 +54,7 @@ class Echo(ConversationEnv):
         return float(second == "yes")
 
 
-async def play(
-    make: Make, generator: Generator, answers: list[str], template: str | None = None, **fields: Any
-) -> Any:
+async def play(make, generator, answers, template=None, **fields):
     env = make(Echo, group_size=1, **fields)
     if template:
         env.tokenizer.chat_template = template
@@ -69,9 +65,7 @@ async def play(
     return env, rollout
 
 
-async def test_both_answers_are_trained_on_and_no_turn_ends_twice(
-    made: Make, generator: Generator
-) -> None:
+async def test_both_answers_are_trained_on_and_no_turn_ends_twice(made, generator):
     env, rollout = await play(made, generator, ["no", "yes"])
     text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
@@ -88,9 +82,7 @@ async def test_both_answers_are_trained_on_and_no_turn_ends_twice(
     )
 
 
-async def test_an_answer_that_was_cut_is_ended_by_the_template(
-    made: Make, generator: Generator
-) -> None:
+async def test_an_answer_that_was_cut_is_ended_by_the_template(made, generator):
     env, rollout = await play(made, generator, ["no…", "yes"])
     text = "<|user|>one?<|end|><|assistant|>no<|end|><|user|>two?<|end|><|assistant|>yes<|end|>"
     assert env.tokenizer.decode(rollout.tokens) == text
@@ -99,9 +91,7 @@ async def test_an_answer_that_was_cut_is_ended_by_the_template(
     )
 
 
-async def test_a_template_that_rewrites_earlier_turns_changes_nothing(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made, generator):
     env, rollout = await play(made, generator, ["<think>hm</think> no ", "yes"], QWEN_LIKE)
     first = "<|user|>user\none?<|end|>\n<|user|>assistant\n<think>hm</think> no <|end|>"
     assert (
@@ -122,16 +112,14 @@ async def test_a_template_that_rewrites_earlier_turns_changes_nothing(
     ],
 )
 async def test_what_ends_a_conversation_decides_its_outcome(
-    made: Make, generator: Generator, answers: list[str], reward: float | None, reason: str | None
-) -> None:
+    made, generator, answers, reward, reason
+):
     _, rollout = await play(made, generator, answers, max_token_length=70, verifier_timeout_s=0.4)
     assert (rollout.outcome.reward, without_place(rollout.outcome.reason)) == (reward, reason)
     assert len(rollout.tokens) == len(rollout.masks) == len(rollout.logprobs) < 70
 
 
-async def test_a_server_that_fails_makes_one_conversation_invalid(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_server_that_fails_makes_one_conversation_invalid(made, generator):
     """The one whose first answer was `b`; asking again does not help it."""
     env = made(Echo, group_size=3)
     await env.setup()
@@ -149,7 +137,7 @@ async def test_a_server_that_fails_makes_one_conversation_invalid(
         await env.collect_trajectories({"question": "one?"})
 
 
-async def test_slow_samples_are_no_hang(made: Make, generator: Generator) -> None:
+async def test_slow_samples_are_no_hang(made, generator):
     env = made(Echo, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [time.sleep(0.3) or "yes"]
@@ -157,7 +145,7 @@ async def test_slow_samples_are_no_hang(made: Make, generator: Generator) -> Non
     assert rollout.outcome.reward == 1.0
 
 
-async def test_a_conversation_offers_no_check_of_single_answers(made: Make) -> None:
+async def test_a_conversation_offers_no_check_of_single_answers(made):
     """Its `gold` and `corrupt` are for examples."""
 
     class Taught(Echo):
@@ -187,9 +175,7 @@ class Stubborn(Echo):
         return 1.0
 
 
-async def test_what_the_server_did_not_answer_was_never_said(
-    made: Make, generator: Generator
-) -> None:
+async def test_what_the_server_did_not_answer_was_never_said(made, generator):
     env = made(Stubborn, group_size=1)
     await env.setup()
     generator.say = lambda prompt, n: ["!500" if "two?" in prompt else "yes"]
@@ -206,7 +192,7 @@ GUESS = ToolDefinition(
 )
 
 
-def test_calls_are_read_and_checked() -> None:
+def test_calls_are_read_and_checked():
     answer = 'Let me.<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
     assert parse_tool_calls(answer, [GUESS]) == [ToolCall("guess", {"number": 7})]
     assert parse_tool_calls("no call", [GUESS]) == []
@@ -226,17 +212,17 @@ def test_calls_are_read_and_checked() -> None:
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_a_malformed_call_is_told_to_the_model(text: str, said: str) -> None:
+def test_a_malformed_call_is_told_to_the_model(text, said):
     with pytest.raises(MalformedCall, match=said):
         parse_tool_calls(f"<tool_call>{text}</tool_call>", [GUESS])
 
 
-def test_half_a_call_is_malformed() -> None:
+def test_half_a_call_is_malformed():
     with pytest.raises(MalformedCall, match="needs both"):
         parse_tool_calls('<tool_call>{"name": "guess"}', [GUESS])
 
 
-async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
+async def test_a_game_of_guesses(made, generator):
     found = lookup.find_environment("guess_number")
     env = made(
         model_free_check.load_environment_class(Path(found.file_path), found.class_name),
@@ -245,10 +231,10 @@ async def test_a_game_of_guesses(made: Make, generator: Generator) -> None:
     await env.setup()
     game = {"game": 0, "number": 6}
 
-    def call(number: int) -> str:
+    def call(number):
         return f'<tool_call>{{"name": "guess", "arguments": {{"number": {number}}}}}</tool_call>'
 
-    async def played(*answers: str) -> Any:
+    async def played(*answers):
         said = iter(answers)
         generator.say = lambda prompt, n: [next(said)]
         (rollout,) = await env.sample_rollouts(game, 1)

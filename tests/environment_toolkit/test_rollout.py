@@ -17,8 +17,6 @@ from lachesis.environment_toolkit.rollout import is_solution
         (0.0, 0.0, True),
     ],
 )
-def test_rounding_is_allowed_for_on_the_same_side_of_every_threshold(
-    reward: float, threshold: float, solves: bool
-) -> None:
+def test_rounding_is_allowed_for_on_the_same_side_of_every_threshold(reward, threshold, solves):
     """A relative tolerance would refuse a negative threshold itself."""
     assert is_solution(reward, threshold) is solves

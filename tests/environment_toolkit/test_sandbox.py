@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.environment import Invalid
 from lachesis.environment_toolkit import sandbox_child
-from lachesis.environment_toolkit.sandbox import Limits, Sandbox, SandboxResult
+from lachesis.environment_toolkit.sandbox import Limits, Sandbox
 from tests.environment_toolkit.conftest import unconfined
 from tests.harness.waiting import wait_until
 
@@ -25,15 +25,15 @@ print(libc.syscall({number}, {arguments}), ctypes.get_errno())
 """
 
 
-async def ran(program: str, stdin: str = "", limits: Limits = QUICK) -> SandboxResult:
+async def ran(program, stdin="", limits=QUICK):
     return await Sandbox(limits).run(program, stdin)
 
 
-def exists(path: str | Path) -> bool:
+def exists(path):
     return os.path.lexists(path)
 
 
-async def test_a_program_runs_with_the_standard_library() -> None:
+async def test_a_program_runs_with_the_standard_library():
     found = await ran(
         "import asyncio, collections, decimal, fractions, itertools, json, math, random, re, "
         "statistics, sys\n"
@@ -113,7 +113,7 @@ async def test_a_program_runs_with_the_standard_library() -> None:
         one if isinstance(one, str) and " " in one and len(one) < 40 and "(" not in one else ""
     ),
 )
-async def test_what_a_program_may_not_do_fails(what: str, program: str, said: str) -> None:
+async def test_what_a_program_may_not_do_fails(what, program, said):
     found = await ran(program)
     assert found.how == "failed", found
     assert said in found.errors, found.errors
@@ -138,24 +138,24 @@ async def test_what_a_program_may_not_do_fails(what: str, program: str, said: st
 @pytest.mark.skipif(
     os.uname().machine != "x86_64", reason="the numbers of calls are those of x86_64"
 )
-async def test_the_kernel_itself_refuses(what: str, number: int, arguments: str) -> None:
+async def test_the_kernel_itself_refuses(what, number, arguments):
     found = await ran(SYSCALL.format(number=number, arguments=arguments))
     assert found.output.split() == ["-1", "1"], f"{what}: EPERM was expected, not {found}"
 
 
-async def test_a_hundred_gigabytes_are_not_to_be_had() -> None:
+async def test_a_hundred_gigabytes_are_not_to_be_had():
     assert (await ran("x = bytearray(100 * 2**30)")).how == "out of memory"
     assert (await ran("x = []\nwhile True: x.append(bytearray(2**20))")).how == "out of memory"
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
-async def test_what_never_ends_is_ended(program: str) -> None:
+async def test_what_never_ends_is_ended(program):
     found = await ran(program, limits=Limits(seconds=0.5))
     assert (found.how, found.code < 0) == ("timed out", True), found
     assert found.seconds < 5
 
 
-async def test_what_waits_for_a_processor_is_not_the_programs_time() -> None:
+async def test_what_waits_for_a_processor_is_not_the_programs_time():
     """Eight that think at once on one core, each for less than a quarter of its limit."""
     sandbox = Sandbox(Limits(seconds=1.5), max_concurrent=8)
     code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done')"
@@ -169,7 +169,7 @@ async def test_what_waits_for_a_processor_is_not_the_programs_time() -> None:
     assert [(one.how, one.output) for one in found] == [("ended", "done\n")] * 8
 
 
-def jailed_programs() -> list[psutil.Process]:
+def jailed_programs():
     """Return the processes in which this process runs programs."""
     programs = []
     for child in psutil.Process().children():
@@ -179,7 +179,7 @@ def jailed_programs() -> list[psutil.Process]:
     return programs
 
 
-async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
+async def test_a_program_that_somebody_kills_is_not_to_blame():
     running = asyncio.ensure_future(ran("import time; print('up', flush=True); time.sleep(9)"))
     programs = await asyncio.to_thread(wait_until, jailed_programs, 20, "a program that runs")
     programs[0].kill()
@@ -187,23 +187,21 @@ async def test_a_program_that_somebody_kills_is_not_to_blame() -> None:
         await running
 
 
-async def test_a_program_killed_before_it_begins_is_not_to_blame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_killed_before_it_begins_is_not_to_blame(tmp_path, monkeypatch):
     (tmp_path / "killed.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr("lachesis.environment_toolkit.sandbox.CHILD_FILE", tmp_path / "killed.py")
     with pytest.raises(Invalid, match="another process of this machine killed the program"):
         await ran("print(1)")
 
 
-async def test_output_has_a_limit() -> None:
+async def test_output_has_a_limit():
     found = await ran(
         "while True: print('x' * 1000)", limits=Limits(seconds=10, output_bytes=10_000)
     )
     assert (found.how, found.output) == ("too much output", "")
 
 
-async def test_nothing_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_this_process_is_seen(monkeypatch):
     monkeypatch.setenv("SECRET_OF_TEST", "tml-1234")
     found = await ran("import os; print(dict(os.environ)); print(os.getcwd())")
     assert "tml-1234" not in found.output
@@ -212,7 +210,7 @@ async def test_nothing_of_this_process_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert not exists(folder), "it is gone with the program"
 
 
-async def test_programs_run_side_by_side() -> None:
+async def test_programs_run_side_by_side():
     sandbox = Sandbox(QUICK, max_concurrent=4)
     found = await asyncio.gather(
         *(sandbox.run("print(input())", str(number)) for number in range(12))
@@ -220,9 +218,7 @@ async def test_programs_run_side_by_side() -> None:
     assert [one.output for one in found] == [f"{number}\n" for number in range(12)]
 
 
-async def test_a_machine_that_cannot_confine_runs_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_machine_that_cannot_confine_runs_nothing(monkeypatch, tmp_path):
     """As on a kernel without Landlock: the first call has another number, which does not exist."""
     names = "CREATE_RULESET, ADD_RULE, RESTRICT_SELF = "
     changed = Path(sandbox_child.__file__).read_text().replace(f"{names}444", f"{names}9999")  # noqa: ASYNC240

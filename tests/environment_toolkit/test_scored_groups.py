@@ -7,11 +7,11 @@ import pytest
 from lachesis.environment import Invalid, Outcome
 from lachesis.environment_toolkit.single_turn import build_scored_group
 from lachesis.trainer.batch.group_to_datums import BatchSettings, to_batch
-from tests.environment_toolkit.conftest import LOGPROB, Generator
-from tests.environment_toolkit.words import Make, Words
+from tests.environment_toolkit.conftest import LOGPROB
+from tests.environment_toolkit.words import Words
 
 
-async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generator) -> None:
+async def test_tokens_are_those_that_were_sampled(made, generator):
     env = made(Words, system_prompt="Short.")
     await env.setup()
     generator.say = lambda prompt, n: ["ja", "no…"]
@@ -31,9 +31,7 @@ async def test_tokens_are_those_that_were_sampled(made: Make, generator: Generat
     )
 
 
-async def test_an_invalid_rollout_takes_no_part_in_training(
-    made: Make, generator: Generator
-) -> None:
+async def test_an_invalid_rollout_takes_no_part_in_training(made, generator):
     env = made(Words)
     await env.setup()
     item = env.items.train[0]
@@ -58,7 +56,7 @@ async def test_an_invalid_rollout_takes_no_part_in_training(
     )
 
 
-async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Generator) -> None:
+async def test_a_group_without_a_valid_rollout_is_none(made, generator):
     env = made(Words)
     await env.setup()
     generator.say = lambda prompt, n: ["nan", "invalid", "nan", "nan"]
@@ -68,9 +66,7 @@ async def test_a_group_without_a_valid_rollout_is_none(made: Make, generator: Ge
         await env.collect_trajectories(env.items.train[0])
 
 
-async def test_equal_rewards_beside_an_invalid_one_are_equal(
-    made: Make, generator: Generator
-) -> None:
+async def test_equal_rewards_beside_an_invalid_one_are_equal(made, generator):
     """The mean of three times 0.1 is not 0.1."""
     env = made(Words)
     await env.setup()

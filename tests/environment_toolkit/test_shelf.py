@@ -33,17 +33,17 @@ PROBLEM = {
 }
 
 
-def environment(name: str) -> Any:
+def environment(name):
     found = lookup.find_environment(name, [ROOT / "environments"])
     return model_free_check.load_environment_class(Path(found.file_path), found.class_name)
 
 
-async def scored(env: Any, item: dict[str, Any], answer: str) -> tuple[float | None, str | None]:
+async def scored(env, item, answer):
     outcome = await env.score_safely(env.score_answer, item, answer)
     return (None if outcome.reward is None else round(outcome.reward, 6)), outcome.reason
 
 
-def test_the_shelf_is_found() -> None:
+def test_the_shelf_is_found():
     names = "arithmetic code_unit_tests countdown format_json gsm8k guess_number reverse_text "
     names += "reward_function "
     names += "verifiers_environment"
@@ -55,7 +55,7 @@ def test_the_shelf_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-async def test_gold_is_solved_and_corrupt_is_not(made: Make, name: str) -> None:
+async def test_gold_is_solved_and_corrupt_is_not(made, name):
     env = made(environment(name))
     await env.setup()
     for item in [*env.items.train[:8], *env.items.held_out[:4]]:
@@ -72,7 +72,7 @@ async def test_gold_is_solved_and_corrupt_is_not(made: Make, name: str) -> None:
     "answer",
     ["", " ", "\0", "\ud800", "[" * 5000, "9" * 100_000, "<|end|>", "é" * 50, "{}", "0/0", "None"],
 )
-async def test_whatever_a_model_says_is_scored(made: Make, name: str, answer: str) -> None:
+async def test_whatever_a_model_says_is_scored(made, name, answer):
     env = made(environment(name), verifier_timeout_s=20)
     await env.setup()
     reward, reason = await scored(env, env.items.train[0], answer)
@@ -83,12 +83,12 @@ async def test_whatever_a_model_says_is_scored(made: Make, name: str, answer: st
 @pytest.mark.parametrize(
     "name", [one for one in SHELF if one not in ("arithmetic", "verifiers_environment")]
 )
-def test_every_field_is_described(name: str) -> None:
+def test_every_field_is_described(name):
     config = type(environment(name).config_init()[0])
     assert all(config.model_fields[field].description for field in config.__annotations__)
 
 
-async def test_countdown_counts_what_is_wrong_by_its_name(made: Make) -> None:
+async def test_countdown_counts_what_is_wrong_by_its_name(made):
     env = made(environment("countdown"), numbers=3)
     await env.setup()
     item = {"question": "", "numbers": [2, 3, 4], "target": 10}
@@ -107,7 +107,7 @@ async def test_countdown_counts_what_is_wrong_by_its_name(made: Make) -> None:
     )
 
 
-async def test_json_is_worth_as_much_as_is_right_of_it(made: Make) -> None:
+async def test_json_is_worth_as_much_as_is_right_of_it(made):
     env = made(environment("format_json"))
     await env.setup()
     item = {"question": "", "answer": {"name": "Ada", "age": 36, "city": "Rome"}}
@@ -161,7 +161,7 @@ async def test_code_is_worth_what_it_computes(
 
 
 @pytest.fixture
-def problems(tmp_path: Path) -> Path:
+def problems(tmp_path):
     file = tmp_path / "problems.jsonl"
     more = [
         {"question": f"What is {n} times 1,000?", "answer": f"#### {n},000"} for n in range(1, 30)
@@ -188,17 +188,13 @@ def problems(tmp_path: Path) -> Path:
         ("\\boxed" + "{" * 1000, 0.0, None),
     ],
 )
-async def test_a_number_in_a_box_is_compared(
-    made: Make, problems: Path, answer: str, reward: float, reason: str | None
-) -> None:
+async def test_a_number_in_a_box_is_compared(made, problems, answer, reward, reason):
     env = made(environment("gsm8k"), dataset=str(problems), verifier_timeout_s=20)
     await env.setup()
     assert await scored(env, PROBLEM, answer) == (reward, reason)
 
 
-async def test_problems_from_a_file(
-    made: Make, problems: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_problems_from_a_file(made, problems, caplog):
     env = made(environment("gsm8k"), dataset=str(problems), few_shot=2)
     await env.setup()
     assert "1 of 31 rows are left out: 1 has no 'answer'" in caplog.text
@@ -220,9 +216,7 @@ async def test_problems_from_a_file(
         assert (await scored(env, item, env.corrupt(item)))[0] == 0.0
 
 
-async def test_a_long_right_answer_is_worth_less_when_asked_for(
-    made: Make, problems: Path, generator: Any
-) -> None:
+async def test_a_long_right_answer_is_worth_less_when_asked_for(made, problems, generator):
     env = made(
         environment("gsm8k"), dataset=str(problems), length_penalty=0.5, max_answer_tokens=100
     )
@@ -242,9 +236,7 @@ async def test_a_long_right_answer_is_worth_less_when_asked_for(
     ]
 
 
-async def test_a_file_to_evaluate_on_is_not_trained_on(
-    made: Make, problems: Path, tmp_path: Path
-) -> None:
+async def test_a_file_to_evaluate_on_is_not_trained_on(made, problems, tmp_path):
     held_out = tmp_path / "test.jsonl"
     held_out.write_text(json.dumps(PROBLEM) + "\n")
     env = made(environment("gsm8k"), dataset=str(problems), held_out_dataset=str(held_out))
@@ -253,7 +245,7 @@ async def test_a_file_to_evaluate_on_is_not_trained_on(
     assert PROBLEM not in env.items.train
 
 
-async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path: Path) -> None:
+async def test_no_solved_problem_that_is_shown_is_held_out(made, tmp_path):
     """Neither in one file, where a row stands twice, nor where the file to evaluate on has it."""
     whole, held_out = tmp_path / "problems.jsonl", tmp_path / "test.jsonl"
     lines = [
@@ -271,7 +263,7 @@ async def test_no_solved_problem_that_is_shown_is_held_out(made: Make, tmp_path:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_examples_to_imitate_come_from_the_training_items(name: str) -> None:
+def test_examples_to_imitate_come_from_the_training_items(name):
     found = lookup.find_environment(name, [ROOT / "environments"])
     request = {"count": 40, "share": 0.5, "seed": 1, "values": {}}
     conversations = make_warmup_examples(Path(found.file_path), found.class_name, request)
@@ -304,7 +296,7 @@ def whole(**row):
 """
 
 
-async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Path) -> None:
+async def test_a_function_and_a_file_are_an_environment(made, tmp_path):
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "beside_mine.py").touch()
     data = [{"prompt": f"say {n}", "answer": str(n)} for n in range(9)] + [
@@ -339,9 +331,7 @@ async def test_a_function_and_a_file_are_an_environment(made: Make, tmp_path: Pa
         ("{here}/mine.py:absent", "no function 'absent'"),
     ],
 )
-async def test_a_function_that_is_not_there_is_told(
-    made: Make, tmp_path: Path, function: str, said: str
-) -> None:
+async def test_a_function_that_is_not_there_is_told(made, tmp_path, function, said):
     (tmp_path / "mine.py").write_text(FUNCTION)
     (tmp_path / "beside_mine.py").touch()
     env = made(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from lachesis.environment import DatasetError, Item, Outcome, TaskEnv, zero
 from lachesis.environment_process import model_free_check
 from lachesis.environment_toolkit import scoring
 from lachesis.environment_toolkit.single_turn import Rollout
-from tests.environment_toolkit.conftest import Generator, without_place
-from tests.environment_toolkit.words import Make, Words
+from tests.environment_toolkit.conftest import without_place
+from tests.environment_toolkit.words import Words
 
 
 @pytest.mark.parametrize(
@@ -33,9 +32,7 @@ from tests.environment_toolkit.words import Make, Words
         ("hangs", None, "the verifier was not done after 0.3 s"),
     ],
 )
-async def test_what_a_verifier_does_is_one_of_three_outcomes(
-    made: Make, generator: Generator, said: str, reward: float | None, reason: str | None
-) -> None:
+async def test_what_a_verifier_does_is_one_of_three_outcomes(made, generator, said, reward, reason):
     env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: [said, *["other"] * (n - 1)]
@@ -44,9 +41,7 @@ async def test_what_a_verifier_does_is_one_of_three_outcomes(
     assert [other.outcome for other in others] == [Outcome(0.0)] * 3, "its neighbours are scored"
 
 
-async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
-    made: Make, generator: Generator
-) -> None:
+async def test_one_that_hangs_amid_others_costs_its_own_score_alone(made, generator):
     env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
     generator.say = lambda prompt, n: ["half", "hangs", "raises", "later", "hangs"]
@@ -54,7 +49,7 @@ async def test_one_that_hangs_amid_others_costs_its_own_score_alone(
     assert [rollout.outcome.reward for rollout in rollouts] == [0.5, None, None, 0.75, None]
 
 
-async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: Generator) -> None:
+async def test_what_a_coroutine_scores_is_scored_at_once(made, generator):
     """Each waits for all the others."""
     together = asyncio.Barrier(4)
 
@@ -69,9 +64,7 @@ async def test_what_a_coroutine_scores_is_scored_at_once(made: Make, generator: 
     assert [rollout.outcome for rollout in rollouts] == [Outcome(0.5)] * 4
 
 
-async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_verifier_that_never_ends_is_given_up_after_a_while(made, generator):
     env = made(Words, verifier_timeout_s=0.02)
     await env.setup()
     generator.say = lambda prompt, n: ["hangs"] * n
@@ -85,7 +78,7 @@ async def test_a_verifier_that_never_ends_is_given_up_after_a_while(
     )
 
 
-async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> None:
+async def test_the_check_without_a_model_scores_as_training_does(made):
     """Also where only score_rollout() was written."""
 
     class Short(TaskEnv):
@@ -129,9 +122,7 @@ async def test_the_check_without_a_model_scores_as_training_does(made: Make) -> 
         ),
     ],
 )
-async def test_answers_can_be_scored_beside_each_other(
-    made: Make, generator: Generator, said: str, outcomes: list[Outcome]
-) -> None:
+async def test_answers_can_be_scored_beside_each_other(made, generator, said, outcomes):
     class Longest(Words):
         async def score_group(self, item: Item, rollouts: Any) -> Any:
             ranked = sorted(rollout.answer for rollout in rollouts)
@@ -154,13 +145,11 @@ async def test_answers_can_be_scored_beside_each_other(
     ] == outcomes
 
 
-async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(made, generator):
     env = made(Words, verifier_timeout_s=0.02)
     await env.setup()
 
-    def slow(item: Any, rollout: Any) -> float:
+    def slow(item, rollout):
         time.sleep(0.5)
         return 1.0
 
@@ -170,11 +159,11 @@ async def test_a_slow_verifier_is_asked_again_once_its_calls_have_ended(
     assert (await env.score_safely(lambda item, rollout: 0.5, {}, None)) == Outcome(0.5)
 
 
-async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Make) -> None:
+async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made):
     env = made(Words)
     await env.setup()
 
-    def away(item: Any) -> float:
+    def away(item):
         raise TimeoutError("the judge did not answer")
 
     for _ in range(12):
@@ -182,17 +171,17 @@ async def test_a_time_out_of_the_verifiers_own_is_an_error_like_others(made: Mak
         assert reason == "the verifier raised TimeoutError somewhere: the judge did not answer"
 
 
-async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made: Make) -> None:
+async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made):
     env = made(Words, verifier_timeout_s=0.3)
     await env.setup()
 
-    async def waits(item: Any) -> float:
+    async def waits(item):
         with scoring.pause_timeout():
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.1)
         return 1.0
 
-    async def hangs(item: Any) -> float:
+    async def hangs(item):
         with scoring.pause_timeout():
             await asyncio.sleep(0.1)
         await asyncio.sleep(5)
@@ -202,7 +191,7 @@ async def test_waiting_for_samples_or_for_a_turn_is_not_the_verifiers_time(made:
     assert (await env.score_safely(hangs, {})).reason == "the verifier was not done after 0.3 s"
 
 
-async def test_items_come_in_an_order_that_a_resumed_run_repeats(made: Make) -> None:
+async def test_items_come_in_an_order_that_a_resumed_run_repeats(made):
     env, again = made(Words, data_seed=3), made(Words, data_seed=3)
     await env.setup()
     await again.setup()
@@ -216,7 +205,7 @@ async def test_items_come_in_an_order_that_a_resumed_run_repeats(made: Make) -> 
     assert not {one["answer"] for one in env.items.held_out} & set(names)
 
 
-async def test_a_place_is_kept_for_atropos_own_checkpoints(made: Make, tmp_path: Path) -> None:
+async def test_a_place_is_kept_for_atropos_own_checkpoints(made, tmp_path):
     env, again = made(Words), made(Words)
     for one in (env, again):
         await one.setup()
@@ -229,16 +218,14 @@ async def test_a_place_is_kept_for_atropos_own_checkpoints(made: Make, tmp_path:
     assert await again.get_next_item() == await env.get_next_item()
 
 
-async def test_an_evaluation_asks_the_held_out_items_and_counts(
-    made: Make, generator: Generator, tmp_path: Path
-) -> None:
+async def test_an_evaluation_asks_the_held_out_items_and_counts(made, generator, tmp_path):
     env = made(Words, eval_samples=2, data_dir_to_save_evals=str(tmp_path), verifier_timeout_s=5)
     await env.setup()
     questions = {one["question"]: one["answer"] for one in env.items.held_out}
     assert questions
     asked: list[str] = []
 
-    def say(prompt: str, n: int) -> list[str]:
+    def say(prompt, n):
         question = prompt.partition("<|user|>")[2].partition("<|end|>")[0]
         asked.append(question)
         return [questions[question], "nan"] if len(asked) > 1 else [questions[question], "half"]
@@ -257,9 +244,7 @@ async def test_an_evaluation_asks_the_held_out_items_and_counts(
     assert {line["model_answer"] for line in lines} >= {"half", "nan"}
 
 
-async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(made, generator):
     env = made(Words)
     env.tokenizer.chat_template = None
     await env.setup()
@@ -267,16 +252,14 @@ async def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
     assert env.tokenizer.decode(one.tokens) == "user: why\nassistant: ok<|end|>"
 
 
-async def test_a_prompt_that_leaves_no_room_is_told_by_name(made: Make) -> None:
+async def test_a_prompt_that_leaves_no_room_is_told_by_name(made):
     env = made(Words, max_token_length=30)
     await env.setup()
     with pytest.raises(Exception, match="the prompt has 53 tokens; max_token_length is 30"):
         await env.sample_rollouts({"question": "x" * 50, "answer": ""}, 4)
 
 
-async def test_a_server_that_fails_costs_the_group_and_no_more(
-    made: Make, generator: Generator
-) -> None:
+async def test_a_server_that_fails_costs_the_group_and_no_more(made, generator):
     env = made(Words)
     await env.setup()
     generator.say = lambda prompt, n: ["!500"]
@@ -287,9 +270,7 @@ async def test_a_server_that_fails_costs_the_group_and_no_more(
 @pytest.mark.parametrize(
     ("items", "said"), [([], "has 0 different"), ([{"question": "a"}] * 3, "has 1 different")]
 )
-async def test_a_data_set_that_is_too_small_is_told(
-    made: Make, items: list[Item], said: str
-) -> None:
+async def test_a_data_set_that_is_too_small_is_told(made, items, said):
     class Few(Words):
         def load_dataset(self) -> list[Item]:
             return items

@@ -6,8 +6,6 @@ from typing import Any
 
 from lachesis.environment import Invalid, Item, TaskEnv, zero
 
-Make = Callable[..., Any]
-
 
 class Words(TaskEnv):
     name = "words"

@@ -1,8 +1,6 @@
 """One served home per worker, and the table of what happened in it."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ COLUMNS = ("fault", "phase", "expected", "seen", "noticed after (s)", "kept", "t
 
 
 @pytest.fixture(scope="session")
-def served(new_home: Callable[[], Path]) -> Iterator[StruckHome]:
+def served(new_home):
     """A served home; at its end the launcher leaves nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         served = StruckHome(new_home())
@@ -24,9 +22,7 @@ def served(new_home: Callable[[], Path]) -> Iterator[StruckHome]:
 
 
 @pytest.fixture(autouse=True)
-def in_served_home(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def in_served_home(request, monkeypatch):
     """Each case begins with a launcher that runs, and no process but its own; a run that a failed
     case has left is ended.
     """
@@ -42,16 +38,16 @@ def in_served_home(
 
 
 @pytest.fixture
-def row(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+def row(record_property):
     """A line of the table."""
 
-    def tell(**values: object) -> None:
+    def tell(**values):
         record_property("row", {key.replace("_", " "): str(value) for key, value in values.items()})
 
     return tell
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter):
     lines = []
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, []):

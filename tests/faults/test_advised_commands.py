@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.operations.runs import get_status, resume_run
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.metrics import MetricsFile
-from tests.faults.struck_home import Run, StruckHome
+from tests.faults.struck_home import Run
 from tests.monitor.advice.runs import COMMAND, FAULTS, list_faulty_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.matrix]
@@ -28,7 +27,7 @@ MADE: list[Run] = []
 
 
 @pytest.fixture
-def ended_run(served: StruckHome, in_served_home: None) -> Run:
+def ended_run(served, in_served_home):
     """A run that was stopped after several checkpoints; one for all tests of the module."""
     if not MADE:
         run = served.start(**SET_FIELDS)
@@ -39,9 +38,7 @@ def ended_run(served: StruckHome, in_served_home: None) -> Run:
     return MADE[0]
 
 
-def run_in_shell(
-    served: StruckHome, command: str, folder: Path
-) -> subprocess.CompletedProcess[str]:
+def run_in_shell(served, command, folder):
     """Run the command as a user would who has opened a terminal in another folder."""
     program = Path(sys.executable).with_name("lachesis")
     assert program.is_file()
@@ -52,7 +49,7 @@ def run_in_shell(
     )
 
 
-def list_advised_commands(run: Run) -> dict[str, str]:
+def list_advised_commands(run):
     """Return each command that advice about this run names, with the fault that it is for."""
     advised = {}
     for fault, changes in FAULTS.items():
@@ -66,9 +63,7 @@ def list_advised_commands(run: Run) -> dict[str, str]:
     return advised
 
 
-def test_advised_commands_work_in_a_fresh_shell(
-    served: StruckHome, ended_run: Run, tmp_path: Path, row: Callable[..., None]
-) -> None:
+def test_advised_commands_work_in_a_fresh_shell(served, ended_run, tmp_path, row):
     saved_metrics = ended_run.dir.metrics.read_bytes()
     commands = list_advised_commands(ended_run)
     ended_run.dir.metrics.write_bytes(saved_metrics)
@@ -101,9 +96,7 @@ def test_advised_commands_work_in_a_fresh_shell(
 
 
 @pytest.mark.parametrize("end", ["stopped", "budget", "invalid groups"])
-def test_next_steps_work_in_a_fresh_shell(
-    served: StruckHome, ended_run: Run, tmp_path: Path, row: Callable[..., None], end: str
-) -> None:
+def test_next_steps_work_in_a_fresh_shell(served, ended_run, tmp_path, row, end):
     """Prove that a plain resume, which a used-up budget refuses, is not offered."""
     run, store = ended_run, served.store
     shutil.rmtree(tmp_path / "out", ignore_errors=True)

@@ -3,18 +3,15 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import start_run
-from tests.faults.struck_home import EDITS, INTERVAL, Run, StruckHome
+from tests.faults.struck_home import EDITS, INTERVAL, Run
 from tests.harness.served_home import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 # Stands for the `uv run -m skyrl.tinker.api` of SkyRL's environment; see deviating_engine.
 UV = """#!/bin/sh
 cd {root} && exec {python} -m tests.tinker_cloud.deviating_engine --older --with-daemon "$@"
@@ -35,7 +32,7 @@ if "lachesis.engine" in sys.orig_argv:
 
 
 @pytest.fixture(scope="module")
-def backend_home(served: StruckHome) -> Iterator[StruckHome]:
+def backend_home(served):
     """A served with an environment of SkyRL, in which a stand-in is started."""
     folder = served.home / "backends" / "skyrl" / "bin"
     folder.mkdir(parents=True)
@@ -47,7 +44,7 @@ def backend_home(served: StruckHome) -> Iterator[StruckHome]:
     served.end_all_runs()
 
 
-def start(served: StruckHome) -> Run:
+def start(served):
     spec = LaunchSpec(
         environment="steady",
         profile="custom",
@@ -60,7 +57,7 @@ def start(served: StruckHome) -> Run:
 
 
 @pytest.mark.parametrize("part", ["engine", "backend"], ids=["bridge", "engine behind it"])
-def test_bridge_or_engine_is_killed(backend_home: StruckHome, part: str, row: Row) -> None:
+def test_bridge_or_engine_is_killed(backend_home, part, row):
     """The daemons that the engine has started, as Ray's, end with the run."""
     run = start(backend_home)
     run.reach("running", part)
@@ -86,7 +83,7 @@ def test_bridge_or_engine_is_killed(backend_home: StruckHome, part: str, row: Ro
     assert run.stop().status == "stopped"
 
 
-def test_memory_does_not_suffice_for_a_pass(served: StruckHome, tmp_path: Path, row: Row) -> None:
+def test_memory_does_not_suffice_for_a_pass(served, tmp_path, row):
     flag = tmp_path / "out of memory"
     (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY.format(flag=str(flag)))
     served.stop_serving()

@@ -1,19 +1,16 @@
 """Cancel on the page of a flow run, in each phase of a run: one true end, everywhere the same."""
 
-from collections.abc import Callable
-
 import pytest
 
 from lachesis.operations.run_lists import list_runs
 from lachesis.prefect_client.resources import PrefectApi
-from lachesis.runs.record import RunRecord
-from tests.faults.struck_home import Run, StruckHome, frozen
+from tests.faults.struck_home import frozen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.matrix]
 FROZEN_S = 5.0
 
 
-def wait_phase(run: Run, phase: str) -> None:
+def wait_phase(run, phase):
     """Wait until the run is starting, evaluates the trained model, or saves a checkpoint."""
     if phase == "saving":
         run.reach("checkpointing")
@@ -23,16 +20,14 @@ def wait_phase(run: Run, phase: str) -> None:
         run.home.wait(lambda: run.record.phase == "evaluating", 150, phase, 0.02)
 
 
-def read_state(record: RunRecord) -> str:
+def read_state(record):
     """Return the name of the state of a run's flow run."""
     flow_run = PrefectApi().read_flow_run(record.flow_run_id or "") or {}
     return str(flow_run["state"]["name"])
 
 
 @pytest.mark.parametrize("phase", ["queued", "starting", "saving", "evaluating"])
-def test_a_cancellation_has_one_true_end(
-    served: StruckHome, row: Callable[..., None], phase: str
-) -> None:
+def test_a_cancellation_has_one_true_end(served, row, phase):
     if phase == "queued":
         with frozen(served.part("runner"), FROZEN_S):
             run = served.start()

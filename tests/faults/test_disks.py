@@ -2,24 +2,20 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.errors import StorageError
-from tests.faults.struck_home import INTERVAL, StruckHome
+from tests.faults.struck_home import INTERVAL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root may mount the small disk of this case"
 )
 
 
 @pytest.fixture
-def disk(served: StruckHome) -> Iterator[Path]:
+def disk(served):
     """The folder of the runs is a disk of 64 MB."""
     place = served.home / "runs"
     place.mkdir(exist_ok=True)
@@ -29,7 +25,7 @@ def disk(served: StruckHome) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def fill(disk: Path, *, leave: int = 0) -> Path:
+def fill(disk, *, leave=0):
     """A file that takes all but `leave` bytes."""
     file = disk / "filler"
     with file.open("wb", buffering=0) as stream:
@@ -48,9 +44,7 @@ def fill(disk: Path, *, leave: int = 0) -> Path:
     ("what", "edits", "leave"),
     [("metrics", {"save_checkpoint_interval": 400}, 0), ("checkpoint", {}, 32768)],
 )
-def test_the_disk_fills_up_while_it_trains(
-    served: StruckHome, disk: Path, row: Row, what: str, edits: Any, leave: int
-) -> None:
+def test_the_disk_fills_up_while_it_trains(served, disk, row, what, edits, leave):
     run = served.start(**edits)
     served.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
     before = run.kept()
@@ -77,9 +71,7 @@ def test_the_disk_fills_up_while_it_trains(
 
 
 @needs_root
-def test_the_disk_is_full_when_the_record_is_written(
-    served: StruckHome, disk: Path, row: Row
-) -> None:
+def test_the_disk_is_full_when_the_record_is_written(served, disk, row):
     run = served.start()
     run.reach("starting")
     filler = fill(disk)
@@ -104,7 +96,7 @@ def test_the_disk_is_full_when_the_record_is_written(
 
 
 @needs_root
-def test_a_home_that_cannot_be_written_is_told(served: StruckHome, disk: Path, row: Row) -> None:
+def test_a_home_that_cannot_be_written_is_told(served, disk, row):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(StorageError, match="Read-only file system"):
         served.start()

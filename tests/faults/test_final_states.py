@@ -3,14 +3,11 @@
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lachesis.prefect_client.resources import PrefectApi
-from tests.faults.struck_home import StruckHome
 from tests.harness.prefect_server import (
     LINGER_S,
     WORK_S,
@@ -24,15 +21,13 @@ ENDED = ("COMPLETED", "CANCELLED", "FAILED", "CRASHED")
 
 
 @pytest.fixture(scope="module")
-def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectApi]:
+def prefect_api(tmp_path_factory):
     with serve_prefect(tmp_path_factory.mktemp("prefect")) as api:
         yield api
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_run_that_has_completed_stays_completed(
-    prefect_api: PrefectApi, tmp_path: Path, row: Callable[..., None], seed: int
-) -> None:
+def test_a_run_that_has_completed_stays_completed(prefect_api, tmp_path, row, seed):
     """Most ends fall into the seconds in which the process is still exiting."""
     pause_s = random.Random(seed).uniform(0.0, WORK_S + LINGER_S)
     states = end_runner_around_completion(prefect_api, tmp_path, pause_s)
@@ -46,9 +41,7 @@ def test_a_run_that_has_completed_stays_completed(
     )
 
 
-def test_a_completed_run_is_completed_after_the_server_was_ended_too(
-    tmp_path: Path, row: Callable[..., None]
-) -> None:
+def test_a_completed_run_is_completed_after_the_server_was_ended_too(tmp_path, row):
     home = tmp_path / "prefect"
     home.mkdir()
     with serve_prefect(home) as api:
@@ -63,9 +56,7 @@ def test_a_completed_run_is_completed_after_the_server_was_ended_too(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
-    served: StruckHome, row: Callable[..., None], seed: int
-) -> None:
+def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(served, row, seed):
     """Half of the seeds kill before the record says that it has completed, half after it. A run
     that has lost its runner before that fails; one that has completed is so in both places.
     """
@@ -89,7 +80,7 @@ def test_server_and_runner_are_killed_in_the_second_in_which_a_run_completes(
     record = run.ended(150)
     flow_run_id = record.flow_run_id or ""
 
-    def read_run_state() -> dict[str, Any]:
+    def read_run_state():
         state: dict[str, Any] = (PrefectApi().read_flow_run(flow_run_id) or {})["state"]
         return state
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,9 @@ import httpx
 import pytest
 
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.faults.struck_home import KEY, StruckHome
+from tests.faults.struck_home import KEY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 FLOOD_S = 10.0
 
 
@@ -30,7 +28,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("server", ["engine", "trainer", "api", "prefect"])
-def test_wrong_requests_at_a_server_of_a_run(served: StruckHome, row: Row, server: str) -> None:
+def test_wrong_requests_at_a_server_of_a_run(served, row, server):
     run = served.take("running")
     run.reach("running")
     port = served.port if server == "prefect" else run.record.services[server].port
@@ -49,9 +47,7 @@ def test_wrong_requests_at_a_server_of_a_run(served: StruckHome, row: Row, serve
 
 
 @pytest.mark.parametrize("words", [("api",), ("mcp", "--http")], ids=lambda words: words[0])
-def test_wrong_requests_at_a_service_for_agents(
-    served: StruckHome, row: Row, words: tuple[str, ...]
-) -> None:
+def test_wrong_requests_at_a_service_for_agents(served, row, words):
     """With the right token it answers then, and its log does not hold what was sent as one."""
     port, log = reserve_free_ports(1)[0], served.home / "logs" / f"{words[0]}.log"
     url, command = (
@@ -77,7 +73,7 @@ def test_wrong_requests_at_a_service_for_agents(
     row(fault=told, phase="serving", expected="answers", seen=json.dumps(flood.answers))
 
 
-def _status(method: str, url: str, headers: dict[str, str] | None = None) -> int:
+def _status(method, url, headers=None):
     """0 when nobody answers."""
     accepts = {"Accept": "application/json", **(headers or {})}
     try:
@@ -87,7 +83,7 @@ def _status(method: str, url: str, headers: dict[str, str] | None = None) -> int
 
 
 @contextlib.contextmanager
-def flooded(url: str) -> Iterator[Flood]:
+def flooded(url):
     """The server there is asked wrong things while the block lasts, and for some seconds at least;
     none of its answers may tell of a fault of its own.
     """
@@ -106,7 +102,7 @@ def flooded(url: str) -> Iterator[Flood]:
     assert not [status for status in flood.answers if status >= 500], flood.answers
 
 
-def _pester(url: str, counts: dict[int, int], stop: threading.Event) -> None:
+def _pester(url, counts, stop):
     """Fifty a second: paths that are none, wrong bodies, wrong tokens, foreign names."""
     wrong = f"tml-{KEY}-wrong"
     tries: list[dict[str, Any]] = [

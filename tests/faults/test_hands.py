@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -21,14 +20,13 @@ from lachesis.prefect_client.submit import list_parameters
 from lachesis.runs.end_causes import EndCause
 from lachesis.supervision.invalid_groups import NUM_DEAD_BATCHES
 from tests.faults.signals import NOTICED_S
-from tests.faults.struck_home import EDITS, INTERVAL, StruckHome
+from tests.faults.struck_home import EDITS, INTERVAL
 from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 
 
-def test_two_resumes_at_once_give_one_attempt(served: StruckHome, row: Row) -> None:
+def test_two_resumes_at_once_give_one_attempt(served, row):
     run = served.take("running")
     run.reach("running")
     attempt = run.stop().attempt
@@ -65,7 +63,7 @@ def test_two_resumes_at_once_give_one_attempt(served: StruckHome, row: Row) -> N
     )
 
 
-def test_a_copy_of_a_living_run_is_a_new_run(served: StruckHome, row: Row) -> None:
+def test_a_copy_of_a_living_run_is_a_new_run(served, row):
     """Prefect's page copies all parameters, the id of the run included."""
     run = served.take("running")
     run.reach("running")
@@ -101,7 +99,7 @@ def test_a_copy_of_a_living_run_is_a_new_run(served: StruckHome, row: Row) -> No
     )
 
 
-def test_a_retry_in_prefect_goes_on_from_the_checkpoint(served: StruckHome, row: Row) -> None:
+def test_a_retry_in_prefect_goes_on_from_the_checkpoint(served, row):
     """The same flow run, as the retry button and a deployment with retries have it; an attempt of
     its own for the record.
     """
@@ -112,7 +110,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(served: StruckHome, row:
     assert run.ended().status == "failed"
     kept = run.kept()
 
-    def ended() -> bool:
+    def ended():
         flow_run = PrefectApi().read_flow_run(flow_run_id or "") or {}
         return flow_run["state"]["type"] == "FAILED"
 
@@ -141,7 +139,7 @@ def test_a_retry_in_prefect_goes_on_from_the_checkpoint(served: StruckHome, row:
     )
 
 
-def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(served: StruckHome, row: Row) -> None:
+def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(served, row):
     """It has not completed, so that both views of it say that it was stopped."""
     run = served.take("running")
     run.reach("running")
@@ -151,7 +149,7 @@ def test_a_run_that_is_marked_as_completed_by_hand_is_stopped(served: StruckHome
     assert record.status == "stopped"
     assert run.kept() == run.steps()[-1]
 
-    def is_cancelled() -> bool:
+    def is_cancelled():
         flow_run = PrefectApi().read_flow_run(flow_run_id) or {}
         return bool(flow_run["state"]["type"] == "CANCELLED")
 
@@ -176,7 +174,7 @@ PHASES = (
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_stop_while_it_starts(served: StruckHome, row: Row, phase: str) -> None:
+def test_a_stop_while_it_starts(served, row, phase):
     """No service starts after it, and asking twice is asking once."""
     run = served.start()
     if phase != "queued":
@@ -205,7 +203,7 @@ def test_a_stop_while_it_starts(served: StruckHome, row: Row, phase: str) -> Non
     )
 
 
-def test_a_stop_by_prefects_page(served: StruckHome, row: Row) -> None:
+def test_a_stop_by_prefects_page(served, row):
     run = served.take("running")
     run.reach("running")
     PrefectApi().cancel(run.record.flow_run_id or "", "by hand")
@@ -223,7 +221,7 @@ def test_a_stop_by_prefects_page(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_a_checkpoint_is_cut_off(served: StruckHome, row: Row) -> None:
+def test_a_checkpoint_is_cut_off(served, row):
     """The one before it is used, and told."""
     run = served.take("running")
     served.wait(lambda: run.kept() >= 2 * INTERVAL, 120, "two checkpoints")
@@ -246,7 +244,7 @@ def test_a_checkpoint_is_cut_off(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_a_fork_goes_on_from_another_runs_weights(served: StruckHome, row: Row) -> None:
+def test_a_fork_goes_on_from_another_runs_weights(served, row):
     """With its optimizer, at step 0; the run that it came from is as it was."""
     run = served.take("running")
     run.reach("running")
@@ -271,7 +269,7 @@ def test_a_fork_goes_on_from_another_runs_weights(served: StruckHome, row: Row) 
     )
 
 
-def test_the_configuration_is_edited_while_it_trains(served: StruckHome, row: Row) -> None:
+def test_the_configuration_is_edited_while_it_trains(served, row):
     """The run goes on with what it was started with; a resume refuses what is none."""
     run = served.take("running")
     run.reach("running")
@@ -294,7 +292,7 @@ def test_the_configuration_is_edited_while_it_trains(served: StruckHome, row: Ro
     )
 
 
-def test_an_environment_that_forks_leaves_nothing(served: StruckHome, row: Row) -> None:
+def test_an_environment_that_forks_leaves_nothing(served, row):
     before = set(psutil.pids())
     run = served.start(mode="forks")
     run.reach("running")
@@ -319,7 +317,7 @@ def test_an_environment_that_forks_leaves_nothing(served: StruckHome, row: Row) 
     )
 
 
-def test_a_verifier_that_always_raises_ends_the_run(served: StruckHome, row: Row) -> None:
+def test_a_verifier_that_always_raises_ends_the_run(served, row):
     """After the groups of three batches, with the reason; no policy starts it again."""
     edits = {"mode": "raises", "pause_s": 0.01, "limits.on_crash": "resume"}
     run = served.start(**edits)

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,13 +16,12 @@ import pytest
 
 from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
-from tests.faults.struck_home import INTERVAL, Run, StruckHome, stranger_with_the_numbers_of
+from tests.faults.struck_home import INTERVAL, StruckHome, stranger_with_the_numbers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 
 
-def test_a_port_is_taken_between_choice_and_use(served: StruckHome, row: Row) -> None:
+def test_a_port_is_taken_between_choice_and_use(served, row):
     run = served.start()
     served.wait(
         lambda: "trainer" not in run.record.services and _port(run),
@@ -61,7 +59,7 @@ def test_a_port_is_taken_between_choice_and_use(served: StruckHome, row: Row) ->
     )
 
 
-def _port(run: Run) -> int | None:
+def _port(run):
     text = run.dir.find_effective_config().read_text()
     found = [
         line.split(":")[-1].split("/")[0]
@@ -74,7 +72,7 @@ def _port(run: Run) -> int | None:
 @pytest.mark.skipif(
     shutil.which("cc") is None, reason="no C compiler to make the clock of this case with"
 )
-def test_the_clock_jumps(served: StruckHome, tmp_path: Path, row: Row) -> None:
+def test_the_clock_jumps(served, tmp_path, row):
     """By a day forth, then to a day back, for launcher, server, runner and flow; the run may take
     an hour.
     """
@@ -109,7 +107,7 @@ def test_the_clock_jumps(served: StruckHome, tmp_path: Path, row: Row) -> None:
     )
 
 
-def test_the_host_reboots(served: StruckHome, row: Row) -> None:
+def test_the_host_reboots(served, row):
     """Every process is gone at once, and strangers have their numbers."""
     run = served.take("running")
     run.reach("running")
@@ -136,7 +134,7 @@ def test_the_host_reboots(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_a_crashed_run_goes_on_by_itself_after_a_reboot(served: StruckHome, row: Row) -> None:
+def test_a_crashed_run_goes_on_by_itself_after_a_reboot(served, row):
     """With limits.on_crash=resume, at the first look of the monitor."""
     run = served.start(**{"limits.on_crash": "resume"})
     run.reach("running")
@@ -161,7 +159,7 @@ def test_a_crashed_run_goes_on_by_itself_after_a_reboot(served: StruckHome, row:
     )
 
 
-def power_off(served: StruckHome) -> None:
+def power_off(served):
     """Every process at once."""
     for pid in served.processes():
         with contextlib.suppress(ProcessLookupError):
@@ -171,7 +169,7 @@ def power_off(served: StruckHome) -> None:
     served.launcher = None
 
 
-def test_the_database_is_locked(served: StruckHome, row: Row) -> None:
+def test_the_database_is_locked(served, row):
     run = served.take("running")
     run.reach("running")
     base = sqlite3.connect(served.home / "prefect" / "prefect.db", isolation_level=None)
@@ -192,7 +190,7 @@ def test_the_database_is_locked(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_the_database_is_lost(served: StruckHome, row: Row) -> None:
+def test_the_database_is_lost(served, row):
     """The server begins with an empty one; the run trains on, can be stopped, and resumed after the
     launcher's new start.
     """
@@ -225,9 +223,7 @@ def test_the_database_is_lost(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_a_launcher_ends_with_the_process_that_needs_it(
-    new_home: Callable[[], Path], row: Row
-) -> None:
+def test_a_launcher_ends_with_the_process_that_needs_it(new_home, row):
     """The demo may be killed without a word; its server and runner notice."""
     home = new_home()
     place = StruckHome(home)

@@ -3,18 +3,13 @@ on beside it.
 """
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.faults.struck_home import StruckHome
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.matrix]
-Row = Callable[..., None]
 
 
-def test_a_log_without_end(served: StruckHome, row: Row) -> None:
+def test_a_log_without_end(served, row):
     """Ten gigabytes in one go."""
     run = served.start(mode="prints", gigabytes=10.0)
     run.reach("running")
@@ -34,10 +29,10 @@ def test_a_log_without_end(served: StruckHome, row: Row) -> None:
     )
 
 
-def _is_flooded(log: Path) -> bool:
+def _is_flooded(log):
     """Whether the log changes by a megabyte in a second; a few lines are written in any case."""
 
-    def read_size() -> int:
+    def read_size():
         return log.stat().st_size if log.exists() else 0
 
     before = read_size()

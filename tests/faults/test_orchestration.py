@@ -4,7 +4,6 @@ Prefect server.
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import server_file
 from lachesis.runs.end_causes import CAUSES, EndCause
 from tests.faults.signals import KILL, STOP, TERM, Case, play
-from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 GONE = CAUSES[EndCause.SERVE_LOST].sentence
@@ -56,18 +54,14 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_signal_to_what_surrounds_the_services(
-    served: StruckHome, case: Case, row: Callable[..., None]
-) -> None:
+def test_signal_to_what_surrounds_the_services(served, case, row):
     play(served, case, row)
     if case.part in ("runner", "server"):
         assert served.launcher is not None
         assert served.launcher.poll() is None, "the launcher lives on"
 
 
-def test_a_schedule_by_hand_outlives_the_runner(
-    served: StruckHome, row: Callable[..., None]
-) -> None:
+def test_a_schedule_by_hand_outlives_the_runner(served, row):
     """It has no slug, as Prefect's page makes it; each start of the runner saves its flows anew."""
     api = PrefectApi()
     deployment = api.read_deployment("train", "train")
@@ -76,7 +70,7 @@ def test_a_schedule_by_hand_outlives_the_runner(
     cron = {"cron": "0 3 * * *", "timezone": "UTC"}
     api._request("POST", path, [{"schedule": cron, "active": False}])
 
-    def find_nightly() -> list[Any]:
+    def find_nightly():
         schedules: Any = api._request("GET", path)
         return [one for one in schedules if one["schedule"].get("cron") == cron["cron"]]
 
@@ -92,9 +86,7 @@ def test_a_schedule_by_hand_outlives_the_runner(
     row(fault="runner SIGTERM", phase="a schedule by hand", expected="it stays", seen="it stays")
 
 
-def test_the_server_dies_while_the_runner_is_started_again(
-    served: StruckHome, row: Callable[..., None]
-) -> None:
+def test_the_server_dies_while_the_runner_is_started_again(served, row):
     """The new runner waits for its server, so the launcher must not wait for the runner alone."""
     served.stop_serving()
     served.serve()
@@ -125,7 +117,7 @@ def test_the_server_dies_while_the_runner_is_started_again(
     )
 
 
-def test_the_launcher_is_killed(served: StruckHome, row: Callable[..., None]) -> None:
+def test_the_launcher_is_killed(served, row):
     """Server and runner live on, and so do the runs; `lachesis doctor --fix` ends them, the runs
     with a checkpoint.
     """
@@ -154,7 +146,7 @@ def test_the_launcher_is_killed(served: StruckHome, row: Callable[..., None]) ->
     )
 
 
-def test_a_server_that_came_back_is_obeyed(served: StruckHome, row: Callable[..., None]) -> None:
+def test_a_server_that_came_back_is_obeyed(served, row):
     """Prefect's own look-out for cancellations gives up while the server is away."""
     run = served.take("running")
     run.reach("running")
@@ -194,9 +186,7 @@ def test_a_server_that_came_back_is_obeyed(served: StruckHome, row: Callable[...
     )
 
 
-def test_a_run_is_cancelled_before_it_has_a_process(
-    served: StruckHome, row: Callable[..., None]
-) -> None:
+def test_a_run_is_cancelled_before_it_has_a_process(served, row):
     """As when the stop comes while the runner claims it; Prefect's server gives it up after five
     minutes.
     """
@@ -228,9 +218,7 @@ def test_a_run_is_cancelled_before_it_has_a_process(
     )
 
 
-def test_the_launcher_ends_while_its_server_is_away(
-    served: StruckHome, row: Callable[..., None]
-) -> None:
+def test_the_launcher_ends_while_its_server_is_away(served, row):
     """It starts the server once more, which the runner needs to end its runs."""
     run = served.take("running")
     run.reach("running")
@@ -249,9 +237,7 @@ def test_the_launcher_ends_while_its_server_is_away(
     )
 
 
-def test_the_server_dies_six_times_in_a_minute(
-    served: StruckHome, row: Callable[..., None]
-) -> None:
+def test_the_server_dies_six_times_in_a_minute(served, row):
     """The run trains on, runner and launcher live on, and a stop is carried out after it."""
     run = served.take("running")
     run.reach("running")

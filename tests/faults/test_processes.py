@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from lachesis.web.server import find_page_server
 from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 NO_PROXY_REACHES = "http://127.0.0.1:9"
 PROXIES = {
     "http": {name: NO_PROXY_REACHES for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy")},
@@ -43,7 +41,7 @@ class A(BaseEnv):
 SETTINGS = ("total_steps=2", "batch_size=8", "group_size=4", "max_token_length=32")
 
 
-def kill_at_once(served: StruckHome, *pids: int) -> None:
+def kill_at_once(served, *pids):
     """Stop all first, so that none of them sees another one end."""
     for pid in pids:
         with contextlib.suppress(AssertionError):
@@ -54,7 +52,7 @@ def kill_at_once(served: StruckHome, *pids: int) -> None:
 
 
 @contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def stopped(pid):
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -85,12 +83,10 @@ class Place(StruckHome):
 
 
 @pytest.fixture
-def make_place(
-    new_home: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], Place]]:
+def make_place(new_home, monkeypatch):
     places: list[Place] = []
 
-    def make() -> Place:
+    def make():
         places.append(Place(new_home()))
         return places[-1]
 
@@ -101,22 +97,20 @@ def make_place(
 
 
 @pytest.fixture
-def place(make_place: Callable[[], Place], monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(make_place, monkeypatch):
     place = make_place()
     monkeypatch.setenv("LACHESIS_HOME", str(place.home))
     return place
 
 
-def kill_all_of(place: Place) -> None:
+def kill_all_of(place):
     """As the out-of-memory killer or a loss of power does."""
     assert place.launcher is not None
     kill_at_once(place, *place.processes())
     place.launcher.wait()
 
 
-def test_a_home_beside_another_home_that_took_its_port(
-    place: Place, make_place: Callable[[], Place], row: Row
-) -> None:
+def test_a_home_beside_another_home_that_took_its_port(place, make_place, row):
     place.serve()
     kill_all_of(place)
     other = make_place()
@@ -141,9 +135,7 @@ def test_a_home_beside_another_home_that_took_its_port(
     )
 
 
-def test_a_server_whose_port_another_home_took_before_it_was_started_again(
-    place: Place, make_place: Callable[[], Place], row: Row
-) -> None:
+def test_a_server_whose_port_another_home_took_before_it_was_started_again(place, make_place, row):
     place.serve()
     launcher, server = place.launcher, place.part("server")
     assert launcher is not None
@@ -170,7 +162,7 @@ def test_a_server_whose_port_another_home_took_before_it_was_started_again(
     )
 
 
-def test_a_stored_process_that_is_a_stranger(place: Place, row: Row) -> None:
+def test_a_stored_process_that_is_a_stranger(place, row):
     """After a reboot, the ids in the file of a home are anybody's."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         try:
@@ -201,13 +193,13 @@ def test_a_stored_process_that_is_a_stranger(place: Place, row: Row) -> None:
     row(fault="stored pids are a stranger's", phase="idle", expected="untouched", seen="untouched")
 
 
-def _edits(*values: str) -> tuple[str, ...]:
+def _edits(*values):
     words = [*SETTINGS, "use_wandb=False", "final_evaluation=False", *values]
     return tuple(word for value in words for word in ("--set", value))
 
 
 @pytest.mark.parametrize("kind", PROXIES)
-def test_a_proxy_that_cannot_reach_this_machine(place: Place, kind: str, row: Row) -> None:
+def test_a_proxy_that_cannot_reach_this_machine(place, kind, row):
     proxies = PROXIES[kind]
     place.serve(**proxies)
     code, answer = place.try_cli("train", "arithmetic", *_edits(), "--watch", **proxies)
@@ -224,7 +216,7 @@ def test_a_proxy_that_cannot_reach_this_machine(place: Place, kind: str, row: Ro
         assert pages.stdout is not None
         link = pages.stdout.readline().decode().strip()
 
-        def is_served() -> bool:
+        def is_served():
             try:
                 return httpx.get(link, follow_redirects=True).status_code == 200
             except httpx.ConnectError:
@@ -238,7 +230,7 @@ def test_a_proxy_that_cannot_reach_this_machine(place: Place, kind: str, row: Ro
 # --- each way to start a process, killed together with the process that started it
 
 
-def test_launcher_with_server_and_pages(place: Place, row: Row) -> None:
+def test_launcher_with_server_and_pages(place, row):
     place.serve()
     assert place.launcher is not None
     pages = place.find("lachesis.web")
@@ -260,7 +252,7 @@ def test_launcher_with_server_and_pages(place: Place, row: Row) -> None:
     )
 
 
-def test_launcher_in_the_background_with_its_command(place: Place, row: Row) -> None:
+def test_launcher_in_the_background_with_its_command(place, row):
     starter = place.start_script(
         "from lachesis.prefect_client.background_serve import start_background_server; "
         "start_background_server()"
@@ -282,7 +274,7 @@ def test_launcher_in_the_background_with_its_command(place: Place, row: Row) -> 
 
 
 @pytest.mark.parametrize("struck", ["both", "parent"])
-def test_child_that_reads_a_schema(place: Place, tmp_path: Path, struck: str, row: Row) -> None:
+def test_child_that_reads_a_schema(place, tmp_path, struck, row):
     (tmp_path / "hangs.py").write_text(HANGS)
     reader = place.start_script(
         "from pathlib import Path; from lachesis.environment_catalog import lookup; "
@@ -300,9 +292,7 @@ def test_child_that_reads_a_schema(place: Place, tmp_path: Path, struck: str, ro
     )
 
 
-def test_check_of_an_agent_with_its_server(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: Row
-) -> None:
+def test_check_of_an_agent_with_its_server(place, tmp_path, monkeypatch, row):
     starter = place.start_script(
         "import time; from lachesis.agent_tools.environment_checks import start_check; "
         "start_check('arithmetic', new=False, install=False, model=None); time.sleep(600)"
@@ -328,7 +318,7 @@ def test_check_of_an_agent_with_its_server(
     )
 
 
-def test_stages_with_their_reaper(place: Place, tmp_path: Path, row: Row) -> None:
+def test_stages_with_their_reaper(place, tmp_path, row):
     (tmp_path / "hangs.py").write_text(HANGS)
     place.serve(LACHESIS_ENVIRONMENTS=str(tmp_path))
     with subprocess.Popen(
@@ -349,7 +339,7 @@ def test_stages_with_their_reaper(place: Place, tmp_path: Path, row: Row) -> Non
 
 
 @pytest.mark.parametrize("pair", [("flow", "reaper"), ("reaper", "trainer")], ids="+".join)
-def test_services_with_their_reaper(served: StruckHome, pair: tuple[str, str], row: Row) -> None:
+def test_services_with_their_reaper(served, pair, row):
     run = served.take("running")
     run.reach("running")
     kill_at_once(served, *(run.pid(part) for part in pair))

@@ -1,21 +1,17 @@
 """Where secrets are, and who may read the files of a run."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from lachesis.runs.record import RunRecord
-from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 
 
-def test_no_secret_is_anywhere(served: StruckHome, row: Row) -> None:
+def test_no_secret_is_anywhere(served, row):
     """Of the user's keys, which the launcher has, and of the tokens of the run: not in an argument,
     not in the environment of a child that has no use for them, not in a file of the home, which
     holds logs, database and artifacts.
@@ -58,9 +54,7 @@ def test_no_secret_is_anywhere(served: StruckHome, row: Row) -> None:
     )
 
 
-def test_a_server_with_a_password(
-    served: StruckHome, row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_with_a_password(served, row, monkeypatch):
     """Nobody writes without it, runs train, and it is known to server, runner and flow alone."""
     password = "pw-marked-77c1e0"
     served.stop_serving()
@@ -98,12 +92,12 @@ def test_a_server_with_a_password(
     )
 
 
-def _token(pid: int) -> str | None:
+def _token(pid):
     environ = psutil.Process(pid).environ()
     return environ.get("LACHESIS_ENGINE_TOKEN") or environ.get("LACHESIS_INFERENCE_TOKEN")
 
 
-def _holds(file: Path, texts: list[str]) -> bool:
+def _holds(file, texts):
     try:
         content = file.read_bytes()
     except OSError:
@@ -111,7 +105,7 @@ def _holds(file: Path, texts: list[str]) -> bool:
     return any(text.encode() in content for text in texts)
 
 
-def test_files_are_for_their_owner_alone(served: StruckHome, row: Row) -> None:
+def test_files_are_for_their_owner_alone(served, row):
     run = served.take("running")
     run.reach("running")
     assert run.stop().status == "stopped"

@@ -3,11 +3,8 @@
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -30,7 +27,7 @@ TIMES = (
 
 
 @pytest.fixture
-def old_home(new_home: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[StruckHome]:
+def old_home(new_home, monkeypatch):
     """A home of its own, whose server has recorded many ticks of the monitor; it is not served."""
     served = StruckHome(new_home())
     monkeypatch.setenv("LACHESIS_HOME", str(served.home))
@@ -44,10 +41,10 @@ def old_home(new_home: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> I
         served.stop_serving()
 
 
-def record_one_tick() -> None:
+def record_one_tick():
     with httpx.Client(base_url=find_api_url(), timeout=60, trust_env=False) as client:
 
-        def post(path: str, body: object) -> Any:
+        def post(path, body):
             while (response := client.post(path, json=body)).status_code == 503:
                 time.sleep(0.2)  # The database is busy.
             return response.raise_for_status().json() if response.content else None
@@ -68,19 +65,19 @@ def record_one_tick() -> None:
         time.sleep(5)  # Events are stored by a task of the server.
 
 
-def repeat_rows(database: Path) -> None:
+def repeat_rows(database):
     """Repeat the tick with its state, its lines and its events, all of them long ago; those that
     are scheduled are overdue, as after a night with the lid closed.
     """
     with closing(sqlite3.connect(database)) as connection:
         connection.row_factory = sqlite3.Row
 
-        def insert(table: str, row: dict[str, object]) -> None:
+        def insert(table, row):
             marks = ", ".join("?" * len(row))
             columns = ", ".join(f'"{name}"' for name in row)
             connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [*row.values()])
 
-        def find(table: str, condition: str, *values: str) -> dict[str, object]:
+        def find(table, condition, *values):
             query = f"SELECT * FROM {table} WHERE {condition}"
             row = dict(connection.execute(query, values).fetchone())
             at = (datetime.now(UTC) - AGE).strftime("%Y-%m-%d %H:%M:%S.%f")
@@ -114,7 +111,7 @@ def repeat_rows(database: Path) -> None:
         connection.commit()
 
 
-def test_no_start_finds_the_database_locked(old_home: StruckHome, row: Callable[..., None]) -> None:
+def test_no_start_finds_the_database_locked(old_home, row):
     """The monitor's first tick, which removes old ones, is part of each start."""
     log, folder = old_home.home / "logs" / "server.log", old_home.home / "prefect"
     saved = shutil.copytree(folder, old_home.home / "saved")

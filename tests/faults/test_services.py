@@ -1,11 +1,8 @@
 """Signals to the services of a run."""
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.faults.signals import KILL, STOP, TERM, Case, play
-from tests.faults.struck_home import StruckHome
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
 CASES = [
@@ -64,5 +61,5 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_signal_to_a_service(served: StruckHome, case: Case, row: Callable[..., None]) -> None:
+def test_signal_to_a_service(served, case, row):
     play(served, case, row)

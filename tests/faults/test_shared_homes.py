@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,12 +16,11 @@ from tests.faults.test_disks import needs_root
 from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 # What another machine has for itself.
 IDENTITIES = ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")
 
 
-def run_elsewhere(tmp_path: Path, home: Path, *words: str) -> str:
+def run_elsewhere(tmp_path, home, *words):
     """Run `lachesis` on the copied home as another host would, and return what it prints."""
     script = ""
     for place in IDENTITIES:
@@ -44,9 +42,7 @@ def run_elsewhere(tmp_path: Path, home: Path, *words: str) -> str:
 
 
 @needs_root
-def test_a_home_is_copied_to_another_host_while_its_run_goes_on(
-    served: StruckHome, tmp_path: Path, row: Row
-) -> None:
+def test_a_home_is_copied_to_another_host_while_its_run_goes_on(served, tmp_path, row):
     run = served.take("running")
     run.reach("running")
     copy = tmp_path / "copy"
@@ -86,14 +82,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
-def test_resumes_removals_and_edits_at_once(served: StruckHome, row: Row, number: int) -> None:
+def test_resumes_removals_and_edits_at_once(served, row, number):
     """The run is resumed once or removed, and who did not get what he asked for is told."""
     run = served.start(total_steps=400)
     run.reach("running")
     run.stop()
     kinds = ["resume", "remove", "edit", "resume", "remove"][:number]
 
-    def change(kind: str) -> tuple[str, int, str]:
+    def change(kind):
         code = f"import sys; from lachesis.runs.store import RunStore; {CHANGES[kind]}"
         done = subprocess.run(
             [sys.executable, "-c", code, run.run_id],

@@ -4,9 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tool_definition import CallContext
 from lachesis.agent_tools.tools import TOOLS
 from lachesis.monitor.tick import Monitor
-from tests.faults.struck_home import Run, StruckHome
 from tests.harness.processes import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
@@ -22,14 +19,14 @@ STALL_AFTER_S = 5
 STEADY = (Path(__file__).parent / "steady.py").read_text().splitlines()
 
 
-def lachesis(served: StruckHome, *words: str) -> Any:
+def lachesis(served, *words):
     command = [sys.executable, "-m", "lachesis.cli.main", *words, "--json"]
     ended = subprocess.run(command, env=served.env(), capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
 
-def find_stall(served: StruckHome, run: Run) -> dict[str, str] | None:
+def find_stall(served, run):
     Monitor(served.store).tick()
     return run.record.stall
 
@@ -37,16 +34,14 @@ def find_stall(served: StruckHome, run: Run) -> dict[str, str] | None:
 @pytest.mark.parametrize(
     ("mode", "function"), [("blocks", "_verify_slowly"), ("locks", "_verify_by_pattern")]
 )
-def test_a_blocked_event_loop_is_named_with_its_line(
-    served: StruckHome, row: Callable[..., None], mode: str, function: str
-) -> None:
+def test_a_blocked_event_loop_is_named_with_its_line(served, row, mode, function):
     """`blocks` sleeps without an await; `locks` keeps all threads of the process from running."""
     run = served.start(mode=mode, stall_after_s=STALL_AFTER_S)
     run.reach("running")
     session = AgentSession("matrix")
     context = CallContext(session)
 
-    def check_status() -> Any:
+    def check_status():
         return TOOLS["rl_check_status"].run_safely(context, {"run_id": run.run_id})[0]
 
     assert "rate_limited" not in check_status()
@@ -84,7 +79,7 @@ def test_a_blocked_event_loop_is_named_with_its_line(
     run.stop(now=True)
 
 
-def _check_shown(served: StruckHome, run: Run) -> None:
+def _check_shown(served, run):
     """Each place that shows the word shows the stall."""
     (entry,) = [one for one in lachesis(served, "runs")["runs"] if one["run_id"] == run.run_id]
     assert entry["stalled"].startswith("stalled in environment since ")

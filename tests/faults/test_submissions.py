@@ -5,7 +5,6 @@ neither lost nor doubled.
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ from tests.faults.struck_home import StruckHome
 from tests.faults.test_disks import disk, fill, needs_root  # noqa: F401
 from tests.faults.test_hosts import power_off
 from tests.harness.home import share_schemas
-from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
+from tests.prefect_client.late_answers import Fault, delay_answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.matrix]
-Row = Callable[..., None]
 ANSWERS: dict[str, tuple[Fault, float]] = {
     "at once": ("none", 0.0),
     "9 s late": ("answer late", 9.0),
@@ -35,7 +33,7 @@ SENT_AGAIN_S = 90.0
 
 
 @contextlib.contextmanager
-def faulty_answers(served: StruckHome, answer: str) -> Iterator[LateAnswers]:
+def faulty_answers(served, answer):
     """Let commands and tools reach the server of the served only through what loses answers.
 
     The runner and the flows have the server's own address.
@@ -53,13 +51,13 @@ def faulty_answers(served: StruckHome, answer: str) -> Iterator[LateAnswers]:
                 file.write_text(text)
 
 
-def count_flow_runs(key: str) -> int:
+def count_flow_runs(key):
     body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
     return len(PrefectApi()._request("POST", "/flow_runs/filter", body) or [])
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_start_begins_once(served: StruckHome, row: Row, answer: str) -> None:
+def test_a_start_begins_once(served, row, answer):
     with faulty_answers(served, answer):
         run = served.start()
         answered = run.record
@@ -77,7 +75,7 @@ def test_a_start_begins_once(served: StruckHome, row: Row, answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_resume_begins_once(served: StruckHome, row: Row, answer: str) -> None:
+def test_a_resume_begins_once(served, row, answer):
     run = served.take("running")
     run.reach("running")
     attempt = run.stop().attempt
@@ -99,7 +97,7 @@ def test_a_resume_begins_once(served: StruckHome, row: Row, answer: str) -> None
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_test_begins_once(served: StruckHome, row: Row, answer: str) -> None:
+def test_a_test_begins_once(served, row, answer):
     spec = TestSpec(
         environment="steady",
         models=[f"embedded:{served.model}"],
@@ -123,10 +121,10 @@ def test_a_test_begins_once(served: StruckHome, row: Row, answer: str) -> None:
 
 @needs_root
 def test_a_start_is_pending_while_the_disk_is_full(
-    served: StruckHome,
-    disk: Path,  # noqa: F811
-    row: Row,
-) -> None:
+    served,
+    disk,  # noqa: F811
+    row,
+):
     with faulty_answers(served, "never"):
         run = served.start()
     filler = fill(disk)
@@ -145,7 +143,7 @@ def test_a_start_is_pending_while_the_disk_is_full(
     row(fault="disk full", phase="pending", expected="one run", seen="one run")
 
 
-def test_a_start_is_pending_while_the_host_reboots(served: StruckHome, row: Row) -> None:
+def test_a_start_is_pending_while_the_host_reboots(served, row):
     with faulty_answers(served, "never, and nothing arrives"):
         run = served.start()
         assert run.record.flow_run_id is None
@@ -158,13 +156,8 @@ def test_a_start_is_pending_while_the_host_reboots(served: StruckHome, row: Row)
 
 
 def test_a_start_is_pending_while_the_home_moves(
-    served: StruckHome,
-    tiny_model: Path,
-    schemas: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    row: Row,
-) -> None:
+    served, tiny_model, schemas, tmp_path, monkeypatch, row
+):
     """It moves to another folder of its host; a copy on another host sends nothing."""
     served.end_all_runs()
     before = tmp_path / "before"

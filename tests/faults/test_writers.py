@@ -4,10 +4,8 @@ late, wrongly or not at all; record, ledger and flow run agree after each step.
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,7 +16,6 @@ from lachesis.prefect_client.background_serve import TRAINING_FLOW
 from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending.agent_limits import compute_committed_cost
 from lachesis.spending.ledger import read_ledger
@@ -59,9 +56,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(
-    tmp_path: Path, empty_database: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Scene]:
+def scene(tmp_path, empty_database, clean_environment, monkeypatch):
     prefect_home, models = tmp_path / "prefect", tmp_path / "hf"
     prefect_home.mkdir()
     give_database(prefect_home, empty_database)
@@ -92,7 +87,7 @@ STEPS = st.tuples(
 )
 
 
-def write(scene: Scene, fault: Fault, step: Step) -> None:
+def write(scene, fault, step):
     """Let writers act at once while Prefect has this fault."""
     scene.faults.fault = fault
     records = sorted(scene.store.all(), key=lambda record: record.created_at)[-4:]
@@ -107,7 +102,7 @@ def write(scene: Scene, fault: Fault, step: Step) -> None:
     scene.faults.fault = "none"
 
 
-def assert_records_and_ledger_agree(scene: Scene) -> None:
+def assert_records_and_ledger_agree(scene):
     ledger = read_ledger(scene.store.home)
     for record in scene.store.all():
         assert record.has_ended == (record.end_cause is not None), record
@@ -119,7 +114,7 @@ def assert_records_and_ledger_agree(scene: Scene) -> None:
     assert compute_committed_cost(scene.store) <= PER_DAY_USD + 1e-9
 
 
-def assert_records_and_flow_runs_agree(scene: Scene) -> None:
+def assert_records_and_flow_runs_agree(scene):
     flow_runs = list_flow_runs(scene)
     keys = [flow_run["idempotency_key"] for flow_run in flow_runs]
     assert len(keys) == len(set(keys))
@@ -135,19 +130,17 @@ def assert_records_and_flow_runs_agree(scene: Scene) -> None:
             require_known_or_refused(scene.store, records, flow_run)
 
 
-def list_flow_runs(scene: Scene) -> list[Any]:
+def list_flow_runs(scene):
     body = {"flow_runs": {"deployment_id": {"any_": [scene.deployment_id]}}}
     return ask_patiently(lambda: list(scene.api._request("POST", "/flow_runs/filter", body)))
 
 
-def ask_patiently(ask: Callable[[], T]) -> T:
+def ask_patiently(ask):
     """Return the answer of the real server, which four writers may keep busy for some seconds."""
     return call_again(ask, ServerDownError, poll_s=0.5)
 
 
-def require_known_or_refused(
-    store: RunStore, records: dict[str, RunRecord], flow_run: dict[str, Any]
-) -> None:
+def require_known_or_refused(store, records, flow_run):
     """Check that a flow run that would begin now makes the attempt that its run waits for, or none.
 
     A run that was removed must not train, and an attempt must not begin a second time.
@@ -158,7 +151,7 @@ def require_known_or_refused(
         record is not None and record.status == "pending" and str(record.attempt) == attempt
     )
 
-    def may_begin() -> bool:
+    def may_begin():
         try:
             own_record = find_or_create_run(store, {"run_id": run_id}, flow_run["id"])
             require_free_run(store, own_record, flow_run["id"])
@@ -171,17 +164,12 @@ def require_known_or_refused(
     assert ask_patiently(may_begin) == is_waited_for, (flow_run, record)
 
 
-def test_what_writers_leave_at_once_agrees(scene: Scene, row: Callable[..., None]) -> None:
+def test_what_writers_leave_at_once_agrees(scene, row):
     # All steps are drawn before the first one: what the writers do to the home must not change what
     # is drawn, which a state machine of Hypothesis would take for an error of its own.
-    @settings(
-        max_examples=4,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(program=st.lists(STEPS, min_size=20, max_size=20))
-    def run(program: list[tuple[Fault, Step]]) -> None:
+    def run(program):
         for fault, step in program:
             write(scene, fault, step)
             assert_records_and_ledger_agree(scene)

@@ -36,7 +36,6 @@ def fuzz(
     @hypothesis.given(case=operation.as_strategy())
     @hypothesis.settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         suppress_health_check=list(hypothesis.HealthCheck),
         database=None,

@@ -7,14 +7,10 @@ from hypothesis import HealthCheck, given, settings
 
 
 def examples(*strategies: Any, count: int = 40) -> Callable[[Any], Any]:
-    """Try a test on so many examples, without a limit of time: the machine may be busy with
-    something else.
-    """
+    """Try a test on so many examples."""
 
     def decorate(test: Any) -> Any:
-        options = settings(
-            max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-        )
+        options = settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
         return options(given(*strategies)(test))
 
     return decorate

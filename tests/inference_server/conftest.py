@@ -1,8 +1,6 @@
 """The inference server on a real engine and a real port."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +16,7 @@ from tests.harness.waiting import call_again
 
 
 @pytest.fixture
-async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+async def server(engine, monkeypatch):
     """The application on a real port; its address."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
@@ -37,5 +35,5 @@ async def server(engine: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await policy.close("success")
 
 
-async def until_answers(url: str) -> None:
+async def until_answers(url):
     await asyncio.to_thread(call_again, lambda: httpx.get(url), httpx.HTTPError, 20)

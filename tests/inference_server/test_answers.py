@@ -1,7 +1,6 @@
 """The endpoints that environments sample from, asked by plain HTTP and by clients of Atropos."""
 
 import time
-from typing import Any
 
 import httpx
 import numpy as np
@@ -18,7 +17,7 @@ from tests.inference_server.requests import CHAT, PROMPT, ask
 from tests.inference_server.test_parameters import VLLM, greedy_tokens
 
 
-async def test_health_tells_phase_and_step(server: str) -> None:
+async def test_health_tells_phase_and_step(server):
     answer = (await ask(server, "/health")).json()
     assert answer["status"] == "ok"
     assert answer["trainer_initialized"] is True
@@ -26,7 +25,7 @@ async def test_health_tells_phase_and_step(server: str) -> None:
     assert set((await ask(server, "/wandb_info")).json()) == {"group", "project", "url"}
 
 
-async def test_generate_in_the_dialect_of_vllm(server: str) -> None:
+async def test_generate_in_the_dialect_of_vllm(server):
     body = {
         "prompt": {"prompt_token_ids": PROMPT},
         "logprobs": 0,
@@ -46,7 +45,7 @@ async def test_generate_in_the_dialect_of_vllm(server: str) -> None:
     assert [list(one) for one in scored[1:]] == [[str(token)] for token in PROMPT[1:]]
 
 
-async def test_generate_in_the_dialect_of_sglang(server: str) -> None:
+async def test_generate_in_the_dialect_of_sglang(server):
     body = {
         "input_ids": PROMPT,
         "sampling_params": {"n": 1, "max_new_tokens": 4, "temperature": 0.0},
@@ -63,7 +62,7 @@ async def test_generate_in_the_dialect_of_sglang(server: str) -> None:
     )
 
 
-async def test_finish_reason_is_true(server: str) -> None:
+async def test_finish_reason_is_true(server):
     """ "length" when the limit cut it, "stop" when it ended by itself."""
     cut = (
         await ask(
@@ -88,14 +87,14 @@ async def test_finish_reason_is_true(server: str) -> None:
     assert stopped["usage"]["completion_tokens"] <= 3
 
 
-async def test_logprobs_of_a_text(server: str) -> None:
+async def test_logprobs_of_a_text(server):
     answer = (await ask(server, "/logprobs", {"messages": CHAT})).json()
     assert answer["tokens"] == PROMPT
     assert answer["logprobs"][0] is None
     assert all(value < 0 for value in answer["logprobs"][1:])
 
 
-async def test_the_base_model_stands_beside_the_policy(server: str) -> None:
+async def test_the_base_model_stands_beside_the_policy(server):
     """Before any training step both say the same."""
     ours, base = [
         (await ask(server, f"{prefix}/logprobs", {"messages": CHAT})).json()
@@ -121,13 +120,13 @@ async def test_the_base_model_stands_beside_the_policy(server: str) -> None:
         ),
     ],
 )
-async def test_a_bad_request_says_why(server: str, path: str, body: Any, message: str) -> None:
+async def test_a_bad_request_says_why(server, path, body, message):
     answer = await ask(server, path, body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
 
 
-async def test_the_doubled_end_of_turn_is_repaired_before_sampling(server: str) -> None:
+async def test_the_doubled_end_of_turn_is_repaired_before_sampling(server):
     """Both prompts are the same context, so greedy decoding agrees."""
     turn = [*PROMPT, 23, 258]
     plain, doubled = [*turn, 256, 17, 258, 257], [*turn, 258, 256, 17, 258, 257]
@@ -139,9 +138,7 @@ async def test_the_doubled_end_of_turn_is_repaired_before_sampling(server: str) 
 
 
 @pytest.mark.parametrize(("kind", "cls"), [("vllm", VLLMServer), ("sglang", SGLangServer)])
-async def test_atropos_managed_server_gets_exact_tokens(
-    server: str, engine: Any, kind: str, cls: Any
-) -> None:
+async def test_atropos_managed_server_gets_exact_tokens(server, engine, kind, cls):
     """Tokens, masks and logprobs as an environment would send them to the trainer."""
     config = APIServerConfig(
         base_url=f"{server}/v1",
@@ -161,7 +158,7 @@ async def test_atropos_managed_server_gets_exact_tokens(
         assert all(value <= 0 for value in node.logprobs[len(PROMPT) :])
 
 
-async def test_a_client_that_hangs_up_frees_its_sampling(server: str, engine: Any) -> None:
+async def test_a_client_that_hangs_up_frees_its_sampling(server, engine):
     """The engine notes the cancellation; the next request does not wait for what was given up."""
     body = {"prompt": PROMPT, "n": 128, "max_tokens": 480, "stop_token_ids": [0]}
     async with httpx.AsyncClient(base_url=server, timeout=0.4) as impatient:
@@ -177,9 +174,7 @@ async def test_a_client_that_hangs_up_frees_its_sampling(server: str, engine: An
     assert short_s < 0.5 * (time.monotonic() - started)
 
 
-async def test_logprobs_of_the_sampled_tokens_are_given_as_openai_does(
-    server: str, engine: Any
-) -> None:
+async def test_logprobs_of_the_sampled_tokens_are_given_as_openai_does(server, engine):
     async with openai.AsyncClient(base_url=f"{server}/v1", api_key="x") as client:
         chat = await client.chat.completions.create(
             model=engine.model,
@@ -204,7 +199,7 @@ async def test_logprobs_of_the_sampled_tokens_are_given_as_openai_does(
     ]  # type: ignore[index,arg-type]
 
 
-async def test_special_tokens_are_shown_when_asked_for(server: str, engine: Any) -> None:
+async def test_special_tokens_are_shown_when_asked_for(server, engine):
     tokenizer = AutoTokenizer.from_pretrained(engine.model)
     long = {"max_tokens": 200, "stop_token_ids": [0]}
     tokens, reason = await greedy_tokens(server, **long)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -23,7 +22,7 @@ TOKEN = {"Authorization": "Bearer run-token"}
 
 
 @pytest.fixture(scope="module")
-def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(engine, tmp_path_factory):
     """A process that serves the base model; its address."""
     folder = tmp_path_factory.mktemp("server")
     url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}"
@@ -47,7 +46,7 @@ def server(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 @pytest.mark.parametrize(
     ("method", "path"), [route for route in routes(SCHEMA) if not route[1].startswith("/base/")]
 )
-def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str) -> None:
+def test_no_request_is_answered_with_a_fault(server, method, path):
     fuzz(SCHEMA, method, path, server, TOKEN, examples=10)
 
 
@@ -69,7 +68,7 @@ def test_no_request_is_answered_with_a_fault(server: str, method: str, path: str
         {"prompt": "\ud800"},
     ],
 )
-def test_wrong_samplings_are_faults_of_the_client(server: str, body: dict[str, Any]) -> None:
+def test_wrong_samplings_are_faults_of_the_client(server, body):
     headers = {**TOKEN, "content-type": "application/json"}
     answer = httpx.post(
         f"{server}/generate", content=json.dumps(body), headers=headers, trust_env=False, timeout=20
@@ -86,7 +85,7 @@ def test_wrong_samplings_are_faults_of_the_client(server: str, body: dict[str, A
         {"model": "\ud800", "n": "x"},
     ],
 )
-def test_wrong_completions_are_faults_of_the_client(server: str, change: dict[str, Any]) -> None:
+def test_wrong_completions_are_faults_of_the_client(server, change):
     body = json.dumps({"prompt": "1+1=", "max_tokens": 2, **change})
     headers = {**TOKEN, "content-type": "application/json"}
     answer = httpx.post(
@@ -95,14 +94,14 @@ def test_wrong_completions_are_faults_of_the_client(server: str, change: dict[st
     assert 400 <= answer.status_code < 500, answer.text
 
 
-def test_strangers_are_refused(server: str) -> None:
+def test_strangers_are_refused(server):
     """What the server tells of itself needs no token, but the right names."""
     for method, path, headers, owed, came in refusals(SCHEMA, server):
         told = owed == 401 and path.endswith(SELF)
         assert came == (200 if told else owed), (method, path, headers)
 
 
-def test_it_answers_after_all_that(server: str) -> None:
+def test_it_answers_after_all_that(server):
     body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 4}
     assert (
         httpx.post(

@@ -1,7 +1,5 @@
 """Sampling parameters in the dialects of OpenAI, vLLM and SGLang: obeyed, or refused by name."""
 
-from typing import Any
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -9,7 +7,7 @@ from lachesis.config import run_config as run_config
 from tests.inference_server.requests import CHAT, PROMPT, ask
 
 
-async def test_token_ids_to_stop_at_may_stand_in_both_places(server: str) -> None:
+async def test_token_ids_to_stop_at_may_stand_in_both_places(server):
     greedy = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0.0}
     plain = (
         await ask(
@@ -27,7 +25,7 @@ async def test_token_ids_to_stop_at_may_stand_in_both_places(server: str) -> Non
         assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-async def greedy_tokens(url: str, **settings: Any) -> tuple[list[int], str]:
+async def greedy_tokens(url, **settings):
     """The most likely answer to PROMPT, and why it ended."""
     body = {
         "prompt": {"prompt_token_ids": PROMPT},
@@ -42,7 +40,7 @@ async def greedy_tokens(url: str, **settings: Any) -> tuple[list[int], str]:
     return found["token_ids"][0], found["finish_reasons"][0]
 
 
-async def test_stop_texts_and_stop_ids_end_an_answer_together(server: str, engine: Any) -> None:
+async def test_stop_texts_and_stop_ids_end_an_answer_together(server, engine):
     """Whichever comes first; the other one used to be dropped."""
     tokenizer = AutoTokenizer.from_pretrained(engine.model)
     whole, _ = await greedy_tokens(server, stop_token_ids=[0])
@@ -72,7 +70,7 @@ TEXTS = {"prompt": PROMPT, "max_tokens": 2}
 VLLM = {"prompt": {"prompt_token_ids": PROMPT}, "max_tokens": 2}
 
 
-def sglang(**settings: Any) -> dict[str, Any]:
+def sglang(**settings):
     return {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2, **settings}}
 
 
@@ -162,9 +160,7 @@ def sglang(**settings: Any) -> dict[str, Any]:
         ),
     ],
 )
-async def test_a_parameter_that_would_be_ignored_is_refused(
-    server: str, path: str, body: Any, message: str
-) -> None:
+async def test_a_parameter_that_would_be_ignored_is_refused(server, path, body, message):
     answer = await ask(server, path, body)
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
@@ -204,8 +200,6 @@ async def test_a_parameter_that_would_be_ignored_is_refused(
         ),
     ],
 )  # fmt: skip
-async def test_what_clients_send_to_leave_a_parameter_off_is_accepted(
-    server: str, path: str, body: Any
-) -> None:
+async def test_what_clients_send_to_leave_a_parameter_off_is_accepted(server, path, body):
     answer = await ask(server, path, body)
     assert answer.status_code == 200, answer.text

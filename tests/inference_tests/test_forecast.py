@@ -1,8 +1,5 @@
 """Forecasts against numbers worked out by hand; prices; what the code of an environment is."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 
 from lachesis.base.errors import ConfigError, ValidationMissingError
@@ -12,7 +9,6 @@ from lachesis.config.launch_spec import TestSpec
 from lachesis.config.prices import Prices, TokenCounts, find_prices
 from lachesis.environment_catalog.fingerprint import compute_fingerprint
 from lachesis.inference_tests.forecast import (
-    Forecast,
     GroupUsage,
     PlannedRun,
     compare_with_forecast,
@@ -31,16 +27,14 @@ PLAN = PlannedRun(total_steps=10, batch_size=16, group_size=8, base_model="m", p
 PRICES = Prices(prefill=1.0, sample=2.0, train=3.0, dated="2026-10-07")
 
 
-def forecast_run(
-    groups: Sequence[GroupUsage], planned: PlannedRun, prices: Prices | None, **options: float
-) -> Forecast:
+def forecast_run(groups, planned, prices, **options):
     """Return the forecast that follows from these groups."""
     sums = sum_groups(groups)
     assert sums is not None
     return make_forecast(sums, planned, prices, **options)
 
 
-def test_tokens_and_money_by_hand() -> None:
+def test_tokens_and_money_by_hand():
     """Two groups of 8 rollouts: a prompt of 80 tokens sent once for all 8, and 160 sampled tokens
     each, half without a signal.
     """
@@ -69,7 +63,7 @@ def test_tokens_and_money_by_hand() -> None:
     assert forecast.hours.high == pytest.approx(160 * 0.5 * 2 / 3600, abs=1e-4)
 
 
-def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
+def test_the_pace_of_an_earlier_run_makes_the_time():
     forecast = forecast_run(
         [GroupUsage(rollouts=8, prefill=8, sampled=8, seconds=99)], PLAN, None, step_seconds=36.0
     )
@@ -79,7 +73,7 @@ def test_the_pace_of_an_earlier_run_makes_the_time() -> None:
     assert sum_groups([]) is None
 
 
-def test_a_longer_run_takes_more_and_is_compared_with_what_it_took() -> None:
+def test_a_longer_run_takes_more_and_is_compared_with_what_it_took():
     groups = [GroupUsage(rollouts=8, prefill=80, sampled=160, seconds=4)]
     forecast = forecast_run(groups, PLAN, PRICES)
     longer = forecast_run(groups, PLAN.model_copy(update={"total_steps": 30}), PRICES)
@@ -108,7 +102,7 @@ def test_a_longer_run_takes_more_and_is_compared_with_what_it_took() -> None:
     assert few == {}, "the first steps wait for the environment"
 
 
-def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
+def test_smaller_groups_pay_a_shared_prompt_more_often():
     groups = [GroupUsage(rollouts=16, completions_per_prompt=16, prefill=8, sampled=32, seconds=4)]
     forecast = forecast_run(groups, PLAN, PRICES)
     half = forecast_run(
@@ -122,7 +116,7 @@ def test_smaller_groups_pay_a_shared_prompt_more_often() -> None:
     )
 
 
-def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:
+def test_prices_come_from_a_table_that_can_be_edited(tmp_path):
     found = find_prices("Qwen/Qwen3-8B", tmp_path)
     assert found is not None
     assert found.dated.year >= 2026
@@ -144,13 +138,13 @@ def test_prices_come_from_a_table_that_can_be_edited(tmp_path: Path) -> None:
         "7",
     ],
 )
-def test_a_wrong_table_is_named(tmp_path: Path, content: str) -> None:
+def test_a_wrong_table_is_named(tmp_path, content):
     (tmp_path / "prices.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"prices\.yaml"):
         find_prices("m", tmp_path)
 
 
-def test_a_money_budget_needs_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_money_budget_needs_a_price(tmp_path, monkeypatch):
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     paid = run_config.resolve_run_config("e", "tinker", {"limits": {"max_cost_usd": 5}})
     assert paid.prices is not None
@@ -160,7 +154,7 @@ def test_a_money_budget_needs_a_price(tmp_path: Path, monkeypatch: pytest.Monkey
         )
 
 
-def test_the_fingerprint_follows_local_imports(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_local_imports(tmp_path):
     main, helper, other = tmp_path / "env.py", tmp_path / "helper.py", tmp_path / "other.py"
     main.write_text("from helper import f\nimport json\n")
     helper.write_text("f = 1\n")
@@ -172,7 +166,7 @@ def test_the_fingerprint_follows_local_imports(tmp_path: Path) -> None:
     assert compute_fingerprint(main) != first
 
 
-def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_for_a_run_is_said(tmp_path):
     """In turn: no test, changed code, changed fields, another verdict, an old one; then none."""
     file = tmp_path / "env.py"
     file.write_text("x = 1\n")
@@ -180,11 +174,11 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     planned = make_planned_run(config, starts_from_base=True)
     tests = InferenceTestStore(tmp_path)
 
-    def refused(match: str) -> None:
+    def refused(match):
         with pytest.raises(ValidationMissingError, match=match):
             require_validation(tests, config, {config.environment: str(file)})
 
-    def add(**changes: object) -> None:
+    def add(**changes):
         request = InferenceRequest(
             environment="e",
             environment_file=str(file),
@@ -240,7 +234,7 @@ def test_what_is_missing_for_a_run_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_a_verdict_says_its_evidence() -> None:
+def test_a_verdict_says_its_evidence():
     mixed = judge_learnability(
         InferenceCounts(scores_P=[[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], completions=6, truncated=0)
     )
@@ -263,7 +257,7 @@ def test_a_verdict_says_its_evidence() -> None:
     assert choose_best_word([]) == "broken"
 
 
-def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
+def test_groups_that_an_environment_leaves_out_have_no_signal():
     """As many environments do with equal rewards; it is no fault, and too many of them leave
     nothing to learn.
     """
@@ -277,7 +271,7 @@ def test_groups_that_an_environment_leaves_out_have_no_signal() -> None:
     assert "solves all of them or none" in none.evidence[0]
 
 
-def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
+def test_evaluations_are_part_of_the_tokens_and_of_the_money():
     """Sampled and not trained on: 13 evaluations of 100 answers are as 1300 rollouts without
     training.
     """
@@ -302,9 +296,7 @@ def test_evaluations_are_part_of_the_tokens_and_of_the_money() -> None:
     [(0, False, 0), (0, True, 2), (10, False, 4), (10, True, 4), (7, True, 6), (7, False, 5)],
 )
 @pytest.mark.parametrize("starts_from_base", [True, False])
-def test_the_evaluations_of_a_run_are_counted(
-    every: int, final: bool, count: int, starts_from_base: bool
-) -> None:
+def test_the_evaluations_of_a_run_are_counted(every, final, count, starts_from_base):
     """A run that starts from other weights evaluates the base model too, with its last step."""
     edits = {
         "env": {"total_steps": 30, "steps_per_eval": every},
@@ -315,7 +307,7 @@ def test_the_evaluations_of_a_run_are_counted(
     assert planned.evaluations == count + int(final and not starts_from_base)
 
 
-def test_the_advised_test_sets_what_the_run_sets(tmp_path: Path) -> None:
+def test_the_advised_test_sets_what_the_run_sets(tmp_path):
     file = tmp_path / "env.py"
     file.write_text("x = 1\n")
     config = run_config.resolve_run_config("e", "tinker", {}, model="Qwen/Qwen3-8B")

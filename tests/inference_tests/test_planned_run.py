@@ -1,13 +1,10 @@
 """The pace of earlier runs."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from lachesis.inference_tests.forecast import PlannedRun
 from lachesis.inference_tests.planned_run import MIN_TIMED_STEPS, find_earlier_step_time
-from lachesis.runs.metrics import MetricsFile, Step
+from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from tests.harness.home import make_record
 
@@ -19,9 +16,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def test_a_run_that_cannot_be_read_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     store = RunStore(tmp_path)
     values = {"environment": "e", "environment_file": "e.py", "seed": 0, "fingerprint": "f"}
     values |= {"wandb_project": "p", "wandb_run_name": "n", **SIZES}
@@ -32,7 +27,7 @@ def test_a_run_that_cannot_be_read_is_passed_over(
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"time/step": 2.0})
     read = MetricsFile.read
 
-    def read_if_allowed(metrics: MetricsFile) -> list[Step]:
+    def read_if_allowed(metrics):
         if metrics.path.parent.name == "4567abcd":
             raise PermissionError(13, "Permission denied", str(metrics.path))
         return read(metrics)

@@ -17,7 +17,7 @@ from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.services.inference_test import make_process_config
 
 
-def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
+def test_half_a_line_and_strange_scores_are_passed_over(tmp_path):
     output = tmp_path / "test_sums_m.jsonl"
     whole = json.dumps({"scores": [1.0, 0.0]})
     output.write_text(f'{whole}\n{{"scores": [1.0, null, "x", NaN]}}\n{{"scores": [1.0, 0\n')
@@ -25,7 +25,7 @@ def test_half_a_line_and_strange_scores_are_passed_over(tmp_path: Path) -> None:
     assert [step["scores"] for step in result["steps"]] == [[1.0, 0.0], [1.0]]
 
 
-def test_two_models_have_two_files(tmp_path: Path) -> None:
+def test_two_models_have_two_files(tmp_path):
     """Also those of the same folder name; and a name that begins like another one is no file of its
     test.
     """
@@ -46,7 +46,7 @@ def test_two_models_have_two_files(tmp_path: Path) -> None:
     )
 
 
-def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
+def test_the_files_of_prompts_are_known_too(tmp_path):
     """They are scrubbed of the key and removed before another attempt like all others."""
     tests = InferenceTestStore(tmp_path)
     request = InferenceRequest(
@@ -66,9 +66,7 @@ def test_the_files_of_prompts_are_known_too(tmp_path: Path) -> None:
     assert tests.get_output_file(test, "m") in tests.get_output_files(test, "m")
 
 
-def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789abcdef")
     counts = rollout_counters.RolloutCounters(tmp_path / "counters.json")
     counts.count_error("ValueError: " + "x" * 280 + " sk-0123456789abcdef")
@@ -88,9 +86,7 @@ def test_the_reason_of_a_failure_is_the_evidence_and_holds_no_part_of_a_key(
         ([[-1.0, -1.0], [-1.0, -1.0]], "too hard", "all 4 scores are -1"),
     ],
 )
-def test_scores_that_are_all_the_same_are_remarked(
-    scores: list[list[float]], word: str, said: str
-) -> None:
+def test_scores_that_are_all_the_same_are_remarked(scores, word, said):
     verdict = judge_learnability(InferenceCounts(scores_P=scores))
     assert verdict.word == word
     assert said in " ".join(verdict.evidence)

@@ -3,11 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.exceptions import Pause
@@ -22,11 +21,11 @@ from lachesis.inference_tests import answer_items, run_test
 from lachesis.inference_tests.answer_items import TestContext
 from lachesis.inference_tests.results import collect_inference_counts, measure_groups, read_samples
 from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
-from lachesis.inference_tests.verdict import InferenceCounts, Verdict, judge_learnability
+from lachesis.inference_tests.verdict import judge_learnability
 from lachesis.runs.environment_counters import read_counts
 from lachesis.supervision.running_services import ServiceGroup
 from lachesis.tiny_model import build as tiny_model_build
-from tests.harness.openai_endpoint import Endpoint, serving
+from tests.harness.openai_endpoint import serving
 
 pytestmark = pytest.mark.timeout(400)
 SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
@@ -34,26 +33,18 @@ Make = Callable[..., TestContext]
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[Endpoint]:
+def endpoint():
     with serving() as server:
         yield server
 
 
 @pytest.fixture
-def make(
-    random_model: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Make:
+def make(random_model, endpoint, tmp_path, monkeypatch):
     """A test of the sums with that fault, on the random model's tokenizer."""
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     monkeypatch.setenv("OPENAI_API_KEY", endpoint.key)
 
-    def bench(
-        kind: str = "sound",
-        model: str = "right",
-        file: Path = SUMS,
-        class_name: str = "Sums",
-        steps: int = 4,
-    ) -> TestContext:
+    def bench(kind="sound", model="right", file=SUMS, class_name="Sums", steps=4):
         config = run_config.resolve_run_config(
             "sums", "embedded", {"env": {"kind": kind}}, model=random_model
         )
@@ -72,7 +63,7 @@ def make(
     return bench
 
 
-def stages(bench: TestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
+def stages(bench, timeouts_s):
     """The detail of each stage; raises for the one that fails."""
     with ServiceGroup() as group:
         folder = bench.tests.dir(bench.test.test_id)
@@ -85,7 +76,7 @@ def stages(bench: TestContext, timeouts_s: dict[str, float]) -> dict[str, Any]:
         }
 
 
-def ask(bench: TestContext) -> tuple[Any, LachesisError | None]:
+def ask(bench):
     """What the model's test has counted, and its error."""
     (model,) = bench.test.request.models
     error = None
@@ -99,14 +90,12 @@ def ask(bench: TestContext) -> tuple[Any, LachesisError | None]:
     ), error
 
 
-def at_once(benches: dict[str, TestContext], do: Callable[[TestContext], Any]) -> dict[str, Any]:
+def at_once(benches, do):
     with ThreadPoolExecutor(len(benches)) as pool:
         return dict(zip(benches, pool.map(do, benches.values()), strict=True))
 
 
-def judge(
-    counts_and_errors: dict[str, tuple[InferenceCounts, LachesisError | None]],
-) -> dict[str, Verdict]:
+def judge(counts_and_errors):
     """Judge what each test has counted."""
     return {
         name: judge_learnability(counts, error=error and str(error))
@@ -114,7 +103,7 @@ def judge(
     }
 
 
-def test_verdicts_of_prepared_environments(make: Make) -> None:
+def test_verdicts_of_prepared_environments(make):
     """One that can be learned, one too hard, faults of the environment itself: each by its word and
     evidence.
     """
@@ -174,8 +163,8 @@ def test_verdicts_of_further_environments(make: Make) -> None:
 
 
 def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
-    make: Make, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    make, endpoint, monkeypatch, tmp_path
+):
     """A refused key, too many requests, an answer cut in the middle, one that never comes."""
     found = at_once(
         {model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask
@@ -198,11 +187,11 @@ def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
     assert all(endpoint.key not in str(error) for _, error in found.values())
 
 
-def test_stages_fail_by_their_names(make: Make) -> None:
+def test_stages_fail_by_their_names(make):
     crash = make("crash", file=SUMS.with_name("crash.py"), class_name="Crash")
     benches = {"sound": make(), "never returns": make("never returns"), "crash": crash}
 
-    def tried(bench: TestContext) -> Any:
+    def tried(bench):
         try:
             return stages(bench, {"dataset": 3.0})
         except StageError as error:
@@ -235,9 +224,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(
-    make: Make, tmp_path: Path
-) -> None:
+def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(make, tmp_path):
     """Here is no Slurm, and the model is where the configuration names it."""
     file = tmp_path / "slurm_sums.py"
     file.write_text(SUMS.read_text().partition("if __name__")[0] + SLURM)
@@ -247,7 +234,7 @@ def test_an_environment_for_slurm_is_checked_and_tested_as_it_is_trained(
     assert (len(counted.scores_P), error) == (4, None)
 
 
-def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path: Path) -> None:
+def test_a_stage_that_prints_without_end_fails_by_its_name(make, tmp_path):
     file = tmp_path / "loud_sums.py"
     file.write_text(
         SUMS.read_text().replace(
@@ -261,9 +248,7 @@ def test_a_stage_that_prints_without_end_fails_by_its_name(make: Make, tmp_path:
     assert failed.value.details["stage"] == "dataset"
 
 
-def test_a_missing_model_is_built_before_anything_is_judged(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_is_built_before_anything_is_judged(make, monkeypatch):
     """The environment's tokenizer is that of the model, also when an endpoint answers; without it
     all would seem broken.
     """
@@ -280,12 +265,10 @@ def test_a_missing_model_is_built_before_anything_is_judged(
     assert built == [bench.tests.home]
 
 
-def test_a_test_that_is_suspended_in_prefect_ends(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_that_is_suspended_in_prefect_ends(make, monkeypatch):
     """Prefect's next task says so; there is no checkpoint to go on from."""
 
-    def suspended(*_: Any) -> None:
+    def suspended(*_):
         raise Pause("paused")
 
     bench = make()
@@ -303,9 +286,7 @@ def test_a_test_that_is_suspended_in_prefect_ends(
     os.close(bench.lock_fd)
 
 
-def test_models_answer_at_once_and_each_has_its_own_time(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_answer_at_once_and_each_has_its_own_time(make, monkeypatch):
     """They are awaited one after another."""
     context = make()
     test = context.test.model_copy(
@@ -325,12 +306,10 @@ def test_models_answer_at_once_and_each_has_its_own_time(
     assert took["inference fast"] < 0.9
 
 
-def test_an_endpoint_that_is_away_for_a_moment_is_called_again(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_is_away_for_a_moment_is_called_again(make, monkeypatch):
     calls: list[str] = []
 
-    def answer(context: TestContext, model: str, wandb_run: str) -> None:
+    def answer(context, model, wandb_run):
         calls.append(model)
         if len(calls) < 3:
             raise ServerDownError("it is away")
@@ -341,9 +320,7 @@ def test_an_endpoint_that_is_away_for_a_moment_is_called_again(
     assert len(calls) == 3
 
 
-def test_a_test_that_is_interrupted_ends_its_processes(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_that_is_interrupted_ends_its_processes(make, monkeypatch):
     """A signal reaches the main thread alone, while a model still answers."""
     context = make()
     os.close(context.lock_fd)
@@ -351,7 +328,7 @@ def test_a_test_that_is_interrupted_ends_its_processes(
     monkeypatch.setattr(TestContext, "close_groups", lambda _: closed.set())
     monkeypatch.setattr(run_test, "answer_items", lambda *_: closed.wait(60))
 
-    def interrupt(*_: Any) -> Any:
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_test, "_Answers", interrupt)

@@ -9,7 +9,7 @@ from lachesis.inference_tests.verdict import MIN_GROUPS, InferenceCounts, judge_
 MIXED = [[0.0, 1.0]] * MIN_GROUPS
 
 
-def test_every_share_has_its_interval() -> None:
+def test_every_share_has_its_interval():
     verdict = judge_learnability(
         InferenceCounts(scores_P=[*MIXED, [1.0, 1.0]], completions=20, truncated=5, invalid=2)
     )
@@ -21,12 +21,12 @@ def test_every_share_has_its_interval() -> None:
     }
 
 
-def test_a_share_of_nothing_has_none() -> None:
+def test_a_share_of_nothing_has_none():
     verdict = judge_learnability(InferenceCounts())
     assert (verdict.word, verdict.evidence, verdict.intervals) == ("broken", ["no group came"], {})
 
 
-def test_an_error_and_the_faults_of_a_check_are_evidence() -> None:
+def test_an_error_and_the_faults_of_a_check_are_evidence():
     verdict = judge_learnability(
         InferenceCounts(scores_P=MIXED),
         error="the model is away",
@@ -38,7 +38,7 @@ def test_an_error_and_the_faults_of_a_check_are_evidence() -> None:
     )
 
 
-def test_groups_without_scores_are_named_with_what_was_raised() -> None:
+def test_groups_without_scores_are_named_with_what_was_raised():
     verdict = judge_learnability(
         InferenceCounts(
             scores_P=[[0.0, 1.0]], invalid=6, errors={"ValueError: x": 5, "KeyError: y": 1}
@@ -52,7 +52,7 @@ def test_groups_without_scores_are_named_with_what_was_raised() -> None:
     ]
 
 
-def test_an_environment_that_leaves_out_all_its_groups_is_broken() -> None:
+def test_an_environment_that_leaves_out_all_its_groups_is_broken():
     assert (
         judge_learnability(InferenceCounts(empty=3))
         .evidence[0]
@@ -60,13 +60,13 @@ def test_an_environment_that_leaves_out_all_its_groups_is_broken() -> None:
     )
 
 
-def test_one_score_for_every_answer_is_a_fault_of_the_verifier() -> None:
+def test_one_score_for_every_answer_is_a_fault_of_the_verifier():
     verdict = judge_learnability(InferenceCounts(scores_P=[[0.5, 0.5], [0.5, 0.5]]))
     assert verdict.word == "broken"
     assert verdict.evidence[0].startswith("all 4 rollouts got the score 0.5")
 
 
-def test_the_remarks() -> None:
+def test_the_remarks():
     verdict = judge_learnability(
         InferenceCounts(scores_P=[[0.0, 0.0], []], empty=1, completions=4, truncated=2)
     )
@@ -87,9 +87,7 @@ scores = st.lists(st.lists(st.sampled_from([0.0, 0.25, 1.0]), max_size=4), max_s
 
 
 @given(scores, st.integers(0, 5), st.integers(0, 5))
-def test_a_verdict_is_sound_whatever_was_seen(
-    scores_P: list[list[float]], empty: int, invalid: int
-) -> None:
+def test_a_verdict_is_sound_whatever_was_seen(scores_P, empty, invalid):
     """A run whose groups all differ is never called too easy or too hard; shares lie in their
     intervals.
     """

@@ -1,16 +1,12 @@
 """A home without models, an environment of our own, and commands that are refused."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.cli.main import main
 from lachesis.config import run_config as run_config
 
-Refused = Callable[..., Any]
 OWN = '''"""Sums by another name."""
 
 from lachesis.environment import TaskEnv
@@ -36,7 +32,7 @@ class Own(TaskEnv):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory):
     """A folder with the environment `own`."""
     folder = tmp_path_factory.mktemp("shared")
     (folder / "mine").mkdir()
@@ -45,12 +41,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def home(clean_environment: Path) -> Path:
+def home(clean_environment):
     return clean_environment
 
 
 @pytest.fixture
-def own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(shared, monkeypatch):
     """A file with an environment that no model of this home knows."""
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", "")  # a command that is given the file adds it
     monkeypatch.chdir(shared / "mine")
@@ -58,10 +54,10 @@ def own(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(capsys):
     """Run a command that must fail; its error."""
 
-    def run(*words: str) -> Any:
+    def run(*words):
         assert main([*words, "--json"]) == 1
         answer = json.loads(capsys.readouterr().out)
         assert "\n" not in answer["error"]

@@ -20,21 +20,20 @@ from lachesis.supervision.services.plan import make_training_plan
 from lachesis.tiny_model import build
 from tests.checkpoints.test_manifests import save
 from tests.harness import home
-from tests.launch.conftest import Refused
 
 # --- from an earlier run
 # ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def earlier(random_model: str) -> str:
+def earlier(random_model):
     """A stopped run of the environment `arithmetic` with a checkpoint of step 4, of another model
     and rank than the default's; its id.
     """
     return write_run(random_model, steps=(4,))
 
 
-def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> str:
+def write_run(model, steps, run_id="0123abcd"):
     store = RunStore()
     environment = resolve_launch(store, LaunchSpec(environment="arithmetic")).environment
     record = home.write_run(
@@ -52,7 +51,7 @@ def write_run(model: str, steps: tuple[int, ...], run_id: str = "0123abcd") -> s
     return run_id
 
 
-def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_model: str) -> None:
+def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier, random_model):
     spec = LaunchSpec(environment="arithmetic", from_checkpoint=f"{earlier}@4")
     config = preview_launch(RunStore(), spec).launch.config
     assert (config.openai.model_name, config.tinker.lora_rank) == (random_model, 8)
@@ -61,8 +60,8 @@ def test_a_run_from_a_checkpoint_takes_its_model_and_rank(earlier: str, random_m
 
 @pytest.mark.parametrize("start", ["base", "checkpoint", "examples"])
 def test_the_base_model_is_evaluated_apart_where_the_run_does_not_start_from_it(
-    earlier: str, random_model: str, tmp_path: Path, start: str
-) -> None:
+    earlier, random_model, tmp_path, start
+):
     """The record, the forecast and the command of the trainer say the same."""
     examples = tmp_path / "examples.jsonl"
     examples.write_text('{"messages": [{"role": "user", "content": "1"}]}\n')
@@ -81,9 +80,7 @@ def test_the_base_model_is_evaluated_apart_where_the_run_does_not_start_from_it(
     assert ("--evaluate-base" in plan.get_service("trainer").argv) is not is_base
 
 
-def test_another_model_or_rank_than_the_checkpoints_is_refused(
-    earlier: str, random_model: str, refused: Refused
-) -> None:
+def test_another_model_or_rank_than_the_checkpoints_is_refused(earlier, random_model, refused):
     begin = ("train", "arithmetic", "--from", f"{earlier}@4")
     answer = refused(*begin, "--model", "tiny")
     tiny = build.get_tiny_model_path(build.TinyModelRecipe(), Path(os.environ["LACHESIS_HOME"]))
@@ -97,8 +94,8 @@ def test_another_model_or_rank_than_the_checkpoints_is_refused(
 
 
 def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_sets_it(
-    earlier: str, refused: Refused
-) -> None:
+    earlier, refused
+):
     answer = refused("resume", earlier, "--set", "learning_rate=1e-4")
     before, _, after = answer["error"].partition("; to change other fields")
     assert before == (
@@ -124,14 +121,12 @@ def test_a_field_that_is_no_limit_is_refused_at_a_resume_with_the_command_that_s
         ("on_learning_failure", "stop"),
     ],
 )
-def test_every_limit_that_is_named_as_allowed_is(
-    earlier: str, refused: Refused, limit: str, value: str
-) -> None:
+def test_every_limit_that_is_named_as_allowed_is(earlier, refused, limit, value):
     assert refused("resume", earlier, "--set", f"limits.{limit}={value}")["code"] == "server_down"
     assert refused("resume", earlier, "--set", f"{limit}={value}")["code"] == "server_down"
 
 
-def test_a_completed_run_is_resumed_with_more_steps_only(earlier: str, refused: Refused) -> None:
+def test_a_completed_run_is_resumed_with_more_steps_only(earlier, refused):
     store = RunStore()
     store.update(earlier, status="completed", total_steps=4)
     error = refused("resume", earlier)["error"]
@@ -147,7 +142,7 @@ def test_a_completed_run_is_resumed_with_more_steps_only(earlier: str, refused: 
     assert store.load(earlier).total_steps == 4
 
 
-def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refused) -> None:
+def test_without_a_checkpoint_none_is_promised(random_model, refused):
     from lachesis.agent_tools.session import AgentSession
 
     run_id = write_run(random_model, steps=())
@@ -161,7 +156,7 @@ def test_without_a_checkpoint_none_is_promised(random_model: str, refused: Refus
     )
 
 
-def test_what_a_checkpoint_needs_is_verified(earlier: str, refused: Refused) -> None:
+def test_what_a_checkpoint_needs_is_verified(earlier, refused):
     folder = RunStore().dir(earlier)
     (folder.engine / "r" / "weights" / "4" / "adapter_model.safetensors").write_bytes(b"x" * 100)
     assert refused("train", "arithmetic", "--from", f"{earlier}@4")["code"] == CheckpointError.code

@@ -2,16 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
 from lachesis.config.field_edits import ConfigFields
-from lachesis.config.run_config import RunConfig, resolve_run_config
+from lachesis.config.run_config import resolve_run_config
 from lachesis.launch.launch_file import OWN_FIELDS, make_similar_spec, read_launch_file
 from lachesis.operations.launches import preview_launch
 from lachesis.runs.store import RunStore
@@ -21,30 +18,18 @@ RUN = "0123abcd"
 
 
 @pytest.fixture
-def written(tmp_path: Path, shown: Callable[..., str]) -> Path:
+def written(tmp_path, shown):
     """The file that `lachesis config arithmetic` writes."""
     file = tmp_path / "RUN.yaml"
     file.write_text(shown("config", "arithmetic"))
     return file
 
 
-def resolve(request: Any) -> RunConfig:
+def resolve(request):
     return preview_launch(RunStore(), request).launch.config
 
 
-def drop_own_fields(config: RunConfig) -> dict[str, Any]:
-    values = config.model_dump()
-    for name in (*OWN_FIELDS, "env.rollout_server_url"):
-        section, _, field = name.partition(".")
-        values[section].pop(field)
-    values.pop("openai")
-    values["tinker"].pop("checkpoint_dir")
-    return values
-
-
-def test_a_file_has_every_field_and_describes_the_default_launch(
-    written: Path, shown: Callable[..., str]
-) -> None:
+def test_a_file_has_every_field_and_describes_the_default_launch(written, shown):
     content = yaml.safe_load(written.read_text())
     fields = ConfigFields("embedded", is_owner=True).by_name
     names = {
@@ -66,7 +51,7 @@ def test_a_file_has_every_field_and_describes_the_default_launch(
     jsonschema.validate(content, schema)
 
 
-def test_what_a_file_changes_is_what_the_launch_sets(written: Path) -> None:
+def test_what_a_file_changes_is_what_the_launch_sets(written):
     text = written.read_text()
     changed = text.replace("learning_rate: ", "learning_rate: 0.00123 # was ", 1)
     written.write_text(changed.replace("name: null", "name: from a file", 1))
@@ -75,7 +60,7 @@ def test_what_a_file_changes_is_what_the_launch_sets(written: Path) -> None:
     assert resolve(request).tinker.learning_rate == 0.00123
 
 
-def test_options_have_priority_over_the_file(written: Path, shown: Callable[..., str]) -> None:
+def test_options_have_priority_over_the_file(written, shown):
     written.write_text("environment: arithmetic\ntinker: {learning_rate: 0.5, seed: 3}\n")
     answer = json.loads(
         shown("train", str(written), "--set", "learning_rate=0.25", "--dry-run", "--json")
@@ -90,9 +75,7 @@ def test_options_have_priority_over_the_file(written: Path, shown: Callable[...,
     assert not list(RunStore().root.glob("*")), "nothing was written"
 
 
-def test_an_environment_is_found_beside_the_file(
-    own: Path, tmp_path: Path, shown: Callable[..., str]
-) -> None:
+def test_an_environment_is_found_beside_the_file(own, tmp_path, shown):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     shutil.copy(own, folder / "own.py")
@@ -117,9 +100,7 @@ def test_an_environment_is_found_beside_the_file(
         ("{}\n", "environment is missing"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(
-    tmp_path: Path, content: str, message: str, shown: Callable[..., str]
-) -> None:
+def test_a_file_that_is_wrong_is_refused(tmp_path, content, message, shown):
     file = tmp_path / "wrong.yaml"
     file.write_text(content)
     shown = shown("train", str(file), "--dry-run", code=1)
@@ -127,20 +108,18 @@ def test_a_file_that_is_wrong_is_refused(
     assert "\n" not in shown.strip()
 
 
-def test_a_file_that_is_not_there_is_refused(shown: Callable[..., str]) -> None:
+def test_a_file_that_is_not_there_is_refused(shown):
     assert "cannot be read: No such file" in shown("train", "none.yaml", code=1)
     assert "nothing says what to train on" in shown("train", code=1)
 
 
-def make_run(store: RunStore, model: str, edits: dict[str, dict[str, Any]], **changes: Any) -> None:
+def make_run(store, model, edits, **changes):
     config = resolve_run_config("arithmetic", "embedded", edits, model=model)
     record = make_record(run_id=RUN, environment="arithmetic", base_model=model, **changes)
     store.create(record, config.to_yaml())
 
 
-def test_a_run_like_another_one_has_its_settings(
-    random_model: str, shown: Callable[..., str]
-) -> None:
+def test_a_run_like_another_one_has_its_settings(random_model, shown):
     """Also those that nobody had set, but that are not the defaults any more."""
     store = RunStore()
     edits = {"tinker": {"learning_rate": 0.5, "seed": 9}, "env": {"group_size": 8}}
@@ -153,9 +132,7 @@ def test_a_run_like_another_one_has_its_settings(
     assert content["model"] == random_model
 
 
-def test_a_run_like_another_one_with_another_seed(
-    random_model: str, shown: Callable[..., str]
-) -> None:
+def test_a_run_like_another_one_with_another_seed(random_model, shown):
     store = RunStore()
     make_run(store, random_model, {"tinker": {"learning_rate": 0.5}})
     words = ["train", "--like", RUN[:3], "--seed", "4", "--set", "group_size=8", "--dry-run"]

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,10 +29,9 @@ from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.tiny_model import build
 from lachesis.trainer import sft
 from lachesis.trainer.__main__ import parse_args, read_config
-from tests.launch.conftest import Refused
 
 
-def taught(home: Path, name: str, digest: str = "0123abcd") -> Path:
+def taught(home, name, digest="0123abcd"):
     """A folder as `lachesis model build --for NAME` leaves it."""
     folder = home / "models" / f"tiny-{name}-{digest}"
     folder.mkdir(parents=True)
@@ -42,9 +40,7 @@ def taught(home: Path, name: str, digest: str = "0123abcd") -> Path:
     return folder
 
 
-def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_silence(
-    own: Path, refused: Refused
-) -> None:
+def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_silence(own, refused):
     for command in ("train", "test"):
         answer = refused(command, "own.py")
         assert answer["code"] == "config"
@@ -54,9 +50,7 @@ def test_an_environment_that_the_tiny_model_does_not_know_is_not_trained_in_sile
 
 
 @pytest.mark.timeout(600)
-def test_the_command_that_the_refusal_names_helps(
-    own: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_that_the_refusal_names_helps(own, refused, capsys):
     command = refused("train", "own.py")["error"].split("`")[1]
     assert main([*shlex.split(command)[1:], "--steps", "1", "--json"]) == 0
     built = json.loads(capsys.readouterr().out)["path"]
@@ -68,16 +62,12 @@ def test_the_command_that_the_refusal_names_helps(
 
 
 @pytest.mark.parametrize("model", ["tiny", "embedded:tiny"])
-def test_the_model_of_sums_is_taken_where_it_is_named(
-    own: Path, refused: Refused, model: str
-) -> None:
+def test_the_model_of_sums_is_taken_where_it_is_named(own, refused, model):
     assert refused("train", "own.py", "--model", model)["code"] == "server_down"
     assert refused("test", "own.py", "--model", model)["code"] == "server_down"
 
 
-def test_without_a_server_nothing_is_built(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_server_nothing_is_built(refused, monkeypatch):
     for command in ("train", "test"):
         answer = refused(command, "arithmetic")
         assert answer["code"] == "server_down"
@@ -89,17 +79,13 @@ def test_without_a_server_nothing_is_built(
     assert not (Path(os.environ["LACHESIS_HOME"]) / "models").exists()
 
 
-def find_default_model(
-    environment: str, *others: str, home: Path, profile: str = "embedded"
-) -> str | None:
+def find_default_model(environment, *others, home, profile="embedded"):
     spec = LaunchSpec(environment=environment, profile=profile)
     return choose_model.find_base_model(spec, environment, others, fork_source=None, home=home)
 
 
-def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
-    tmp_path: Path,
-) -> None:
-    def default(*environments: str) -> str | None:
+def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(tmp_path):
+    def default(*environments):
         return find_default_model(*environments, home=tmp_path)
 
     sums = str(build.get_tiny_model_path(build.TinyModelRecipe(), tmp_path))
@@ -120,7 +106,7 @@ def test_the_default_is_the_newest_model_that_was_taught_on_these_environments(
     assert choose_model.describe_default_model(LaunchSpec(environment="arithmetic"), sums) is None
 
 
-def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_is_told_when_it_selects(own, monkeypatch):
     from lachesis.agent_tools.session import AgentSession
 
     monkeypatch.setenv("LACHESIS_ENVIRONMENTS", str(own.parent))
@@ -135,9 +121,7 @@ def test_an_agent_is_told_when_it_selects(own: Path, monkeypatch: pytest.MonkeyP
         start_draft(desk)
 
 
-def test_a_model_that_is_nowhere_is_refused_before_anything_is_submitted(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_is_nowhere_is_refused_before_anything_is_submitted(refused, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for command in ("train", "test"):
         answer = refused(command, "arithmetic", "--model", "Qwen/DoesNotExist")
@@ -147,9 +131,7 @@ def test_a_model_that_is_nowhere_is_refused_before_anything_is_submitted(
     assert not (Path(os.environ["LACHESIS_HOME"]) / "runs").exists()
 
 
-def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, random_model: str
-) -> None:
+def test_a_cloud_profile_needs_the_tokenizer_of_its_model(refused, monkeypatch, random_model):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TINKER_API_KEY", "tml-x")
     cloud = ("train", "arithmetic", "--profile", "tinker")
@@ -159,19 +141,17 @@ def test_a_cloud_profile_needs_the_tokenizer_of_its_model(
     assert started["code"] == "server_down"
 
 
-def test_a_name_in_a_test_means_what_it_means_in_train(
-    random_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_in_a_test_means_what_it_means_in_train(random_model, monkeypatch):
     """Also for the forecast, which is for the run that `train` would make."""
     seen: list[TestSpec] = []
 
-    def check(store: RunStore, spec: TestSpec) -> Any:
+    def check(store, spec):
         seen.append(spec)
         raise ServerDownError("enough")
 
     monkeypatch.setattr("lachesis.cli.commands.inference_tests.check_test", check)
 
-    def asked(*words: str) -> tuple[str | None, list[str] | None]:
+    def asked(*words):
         assert main(["test", "arithmetic", *words]) == 1
         spec = seen.pop()
         return spec.model, spec.models
@@ -188,7 +168,7 @@ def test_a_name_in_a_test_means_what_it_means_in_train(
     assert asked(*cloud, random_model) == (None, [f"embedded:{random_model}"])
 
 
-def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
+def test_models_at_an_endpoint_keep_the_names_of_the_contract():
     store = RunStore()
     with pytest.raises(Exception, match="OPENROUTER_API_KEY"):
         check_test(store, TestSpec(environment="arithmetic", models=["qwen/qwen3-8b"]))
@@ -200,9 +180,7 @@ def test_models_at_an_endpoint_keep_the_names_of_the_contract() -> None:
 # ----------------------------------------------------------------------------------------------
 
 
-def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "FILE.jsonl"
     file.write_text('{"prompt": "2+3=", "completion": "5"}\n')
@@ -233,7 +211,7 @@ def test_the_owner_sets_the_file_of_examples_and_an_agent_does_not(
     ]
 
 
-def test_an_agent_cannot_name_a_file(own: Path) -> None:
+def test_an_agent_cannot_name_a_file(own):
     from lachesis.agent_tools.session import AgentSession
 
     desk = AgentSession("s")
@@ -244,15 +222,13 @@ def test_an_agent_cannot_name_a_file(own: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", ".", "~nobody/x", "a\nb"])
-def test_a_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FieldValueError, match="allowed: a readable JSONL file"):
         choose_model.resolve_examples_file(name)
 
 
-def test_an_edit_of_an_older_session_is_read_by_its_type() -> None:
+def test_an_edit_of_an_older_session_is_read_by_its_type():
     """What is kept of a draft may be a text where a number is meant."""
     settings = {"env.total_steps": "7", "largest": "5"}
     spec = LaunchSpec(environment="arithmetic", settings=settings)

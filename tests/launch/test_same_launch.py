@@ -1,8 +1,7 @@
 """The same launch, said at every surface, is the same spec byte for byte, or the same refusal."""
 
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,7 +14,7 @@ from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
 from lachesis.base.errors import LachesisError
 from lachesis.cli.commands.train import TrainOptions, read_launch_spec
-from lachesis.config.field_edits import ConfigField, ConfigFields
+from lachesis.config.field_edits import ConfigFields
 from lachesis.config.launch_spec import LaunchSpec, format_settings, read_spec
 from lachesis.environment_catalog.lookup import find_environment, load_schema
 from lachesis.launch.launch_file import EDITED_SECTIONS, read_launch_file
@@ -36,17 +35,17 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
 class Surfaces:
     """Say a launch at each surface; what each hands on to `resolve_launch`."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder, monkeypatch):
         self.store, self.folder = RunStore(), folder
         self.handed_on: list[LaunchSpec] = []
         monkeypatch.setattr(launches, "start_run", self._hand_on)
         self.client = TestClient(http_routes.create_app(), base_url="http://localhost:8080")
 
-    def _hand_on(self, store: RunStore, spec: LaunchSpec, *_: object, **__: object) -> None:
+    def _hand_on(self, store, spec, *_, **__):
         self.handed_on.append(spec)
         raise LachesisError("this is as far as it goes")
 
-    def say_in_command(self, settings: Values, **keys: Any) -> LaunchSpec:
+    def say_in_command(self, settings, **keys):
         words = ["train", ENVIRONMENT, "--profile=embedded"]
         for name, value in settings.items():
             words += ["--set", f"{name}={_to_text(value)}"]
@@ -56,7 +55,7 @@ class Surfaces:
         parsed.pop("command")
         return read_launch_spec(parsed.pop("environment"), TrainOptions(**parsed), self.store)
 
-    def say_in_file(self, settings: Values, **keys: Any) -> LaunchSpec:
+    def say_in_file(self, settings, **keys):
         content: dict[str, Any] = {"environment": ENVIRONMENT, "profile": "embedded"}
         settings = {**settings, **_take_fields(keys)}
         for name, value in settings.items():
@@ -66,13 +65,13 @@ class Surfaces:
         file.write_text(yaml.safe_dump({**content, **keys}, allow_unicode=True, sort_keys=False))
         return read_launch_file(file, TIMEOUT_S)
 
-    def say_in_form(self, settings: Values, **keys: Any) -> LaunchSpec:
+    def say_in_form(self, settings, **keys):
         parameters = {"environment": ENVIRONMENT, "profile": "embedded", **keys}
         if settings:
             parameters["settings"] = format_settings(settings)
         return read_spec(LaunchSpec, json.loads(json.dumps(parameters)))
 
-    def say_in_schedule(self, settings: Values, **keys: Any) -> LaunchSpec:
+    def say_in_schedule(self, settings, **keys):
         """A schedule has the parameters of a former run, as Prefect shows them."""
         former = read_spec(
             LaunchSpec,
@@ -80,16 +79,16 @@ class Surfaces:
         )
         return read_spec(LaunchSpec, json.loads(json.dumps(former.to_parameters())))
 
-    def say_by_tool(self, settings: Values, **keys: Any) -> LaunchSpec:
+    def say_by_tool(self, settings, **keys):
         context = CallContext(AgentSession("test"))
 
-        def ask(tool: str, **arguments: Any) -> Any:
+        def ask(tool, **arguments):
             return TOOLS[tool].run_safely(context, json.loads(json.dumps(arguments)))[0]
 
         return self._edit_and_start(ask, settings, keys)
 
-    def say_by_http(self, settings: Values, **keys: Any) -> LaunchSpec:
-        def ask(tool: str, **arguments: Any) -> Any:
+    def say_by_http(self, settings, **keys):
+        def ask(tool, **arguments):
             name = arguments.pop("name", "")
             path = {
                 "rl_select_environment": f"/environments/{name}/select",
@@ -100,9 +99,7 @@ class Surfaces:
 
         return self._edit_and_start(ask, settings, keys)
 
-    def _edit_and_start(
-        self, ask: Callable[..., Any], settings: Values, keys: dict[str, Any]
-    ) -> LaunchSpec:
+    def _edit_and_start(self, ask, settings, keys):
         ask("rl_select_environment", name=ENVIRONMENT, profile="embedded")
         for name, value in {**settings, **_take_fields(keys)}.items():
             answer = ask("rl_edit_config", field=name, value=value)
@@ -123,16 +120,16 @@ class ToolRefusal(Exception):
         self.code = code
 
 
-def _take_fields(keys: dict[str, Any]) -> dict[str, Any]:
+def _take_fields(keys):
     """Take the keys that are fields where there is no key for them."""
     return {field: keys.pop(key) for key, field in FIELDS_OF_KEYS.items() if key in keys}
 
 
-def _to_text(value: Any) -> str:
+def _to_text(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def outcome_of(say: Callable[..., LaunchSpec], settings: Values, keys: Values) -> Said:
+def outcome_of(say, settings, keys):
     """Return the resolved spec as JSON; or the code of the refusal, what it is about and what it
     allows, without the value in it, which is text at some surfaces.
     """
@@ -144,7 +141,7 @@ def outcome_of(say: Callable[..., LaunchSpec], settings: Values, keys: Values) -
     return spec.model_copy(update={"by_agent": False}).model_dump_json()
 
 
-def _make_values(field: ConfigField) -> st.SearchStrategy[Any]:
+def _make_values(field):
     """Return values for a field, most of them allowed."""
     strategies, alternatives = [], field.schema.get("anyOf") or [field.schema]
     for schema in alternatives:
@@ -171,7 +168,7 @@ def _make_values(field: ConfigField) -> st.SearchStrategy[Any]:
 
 
 @pytest.fixture(scope="module")
-def fields() -> dict[str, ConfigField]:
+def fields():
     """The fields that an agent may edit too, in the order of a launch file."""
     schema = load_schema(find_environment(ENVIRONMENT), TIMEOUT_S)
     by_name = ConfigFields("embedded", schema).by_name
@@ -182,23 +179,21 @@ def fields() -> dict[str, ConfigField]:
     }
 
 
-def _get_place(field: ConfigField) -> int:
+def _get_place(field):
     return [*EDITED_SECTIONS, field.section].index(field.section)
 
 
 @pytest.fixture
-def surfaces(tmp_path: Path, clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Surfaces:
+def surfaces(tmp_path, clean_environment, monkeypatch):
     return Surfaces(tmp_path, monkeypatch)
 
 
 @pytest.mark.timeout(600)
-def test_settings_mean_the_same_at_every_surface(
-    surfaces: Surfaces, fields: dict[str, ConfigField]
-) -> None:
+def test_settings_mean_the_same_at_every_surface(surfaces, fields):
     assert len(fields) > 40
 
     @examples(st.data(), count=60)
-    def check(data: st.DataObject) -> None:
+    def check(data):
         chosen = data.draw(st.sets(st.sampled_from(list(fields)), max_size=3))
         settings = {
             name: data.draw(_make_values(fields[name])) for name in fields if name in chosen
@@ -222,9 +217,7 @@ def test_settings_mean_the_same_at_every_surface(
 
 
 @pytest.mark.timeout(600)
-def test_what_the_owner_says_of_a_run_means_the_same_in_command_file_and_form(
-    surfaces: Surfaces,
-) -> None:
+def test_what_the_owner_says_of_a_run_means_the_same_in_command_file_and_form(surfaces):
     keys = st.fixed_dictionaries(
         {},
         optional={
@@ -236,7 +229,7 @@ def test_what_the_owner_says_of_a_run_means_the_same_in_command_file_and_form(
     )
 
     @examples(keys, count=60)
-    def check(keys: dict[str, Any]) -> None:
+    def check(keys):
         outcomes = {
             say.__name__: outcome_of(say, {}, keys)
             for say in (

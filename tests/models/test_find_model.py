@@ -1,15 +1,13 @@
 """A model that cannot be loaded is refused in seconds, with the cause and with what helps."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from lachesis.base.errors import ModelNotFoundError
 from lachesis.models.find_model import is_cached, require_model
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.harness.http_answers import Reply, Request, serve_answers
+from tests.harness.http_answers import Reply, serve_answers
 
 STATUSES = {
     "/open/model": 200,
@@ -21,7 +19,7 @@ STATUSES = {
 }
 
 
-def answer_as_hub(request: Request) -> Reply:
+def answer_as_hub(request):
     """Answer as the Hub does for the file config.json of a model."""
     name = request.path.removesuffix("/resolve/main/config.json")
     allowed = request.headers.get("Authorization") == "Bearer hf_right"
@@ -29,7 +27,7 @@ def answer_as_hub(request: Request) -> Reply:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """An empty home of Hugging Face's libraries; none of their variables is set."""
     for name in (
         "HF_HUB_CACHE",
@@ -45,13 +43,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def hub(cache, monkeypatch):
     with serve_answers(answer_as_hub) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         yield url
 
 
-def write_model(folder: Path, *names: str) -> Path:
+def write_model(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text("{}")
@@ -59,7 +57,7 @@ def write_model(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["open/model", "moved", "ill/model"])
-def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> None:
+def test_what_the_hub_has_or_cannot_say_is_let_through(hub, name):
     require_model(name)
 
 
@@ -78,14 +76,12 @@ def test_what_the_hub_has_or_cannot_say_is_let_through(hub: str, name: str) -> N
         ("", "is neither a folder nor a name"),
     ],
 )
-def test_what_the_hub_does_not_give_is_refused(hub: str, name: str, message: str) -> None:
+def test_what_the_hub_does_not_give_is_refused(hub, name, message):
     with pytest.raises(ModelNotFoundError, match=message):
         require_model(name)
 
 
-def test_a_token_opens_what_is_gated(
-    hub: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_opens_what_is_gated(hub, cache, monkeypatch):
     write_model(cache).joinpath("token").write_text("hf_right\n")
     require_model("gated/model")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
@@ -93,9 +89,7 @@ def test_a_token_opens_what_is_gated(
         require_model("gated/model")
 
 
-def test_without_a_network_the_error_says_how_to_get_it(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_error_says_how_to_get_it(cache, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{reserve_free_ports(1)[0]}")
     with pytest.raises(ModelNotFoundError) as caught:
         require_model("Qwen/DoesNotExist")
@@ -107,13 +101,13 @@ def test_without_a_network_the_error_says_how_to_get_it(
     assert "--model FOLDER" in text
 
 
-def test_offline_the_hub_is_not_asked(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_the_hub_is_not_asked(hub, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE is set"):
         require_model("open/model")
 
 
-def test_the_cache_is_enough_when_it_is_whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_enough_when_it_is_whole(cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     place = cache / "hub" / "models--Qwen--Small"
     snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer.json")
@@ -138,7 +132,7 @@ def test_the_cache_is_enough_when_it_is_whole(cache: Path, monkeypatch: pytest.M
     assert is_cached("Qwen/Small")
 
 
-def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_folder_says_what_it_lacks(tmp_path):
     folder = tmp_path / "model"
     for missing, name in (
         ("config.json", "config.json"),
@@ -155,11 +149,11 @@ def test_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
     require_model(str(folder), needs_weights=False)
 
 
-def test_a_model_that_this_project_made_is_whole(random_model: str) -> None:
+def test_a_model_that_this_project_made_is_whole(random_model):
     require_model(random_model)
 
 
-def test_settings_without_a_vocabulary_are_left_of_a_download_that_was_cut(cache: Path) -> None:
+def test_settings_without_a_vocabulary_are_left_of_a_download_that_was_cut(cache):
     """In a folder they are a tokenizer of bytes, which needs no vocabulary."""
     place = cache / "hub" / "models--Qwen--Small"
     snapshot = write_model(place / "snapshots" / "abc", "config.json", "tokenizer_config.json")

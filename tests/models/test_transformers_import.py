@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_peft_is_imported_without_the_compiler_that_bitsandbytes_loads() -> None:
+def test_peft_is_imported_without_the_compiler_that_bitsandbytes_loads():
     program = """
 import sys
 from lachesis.models.transformers_import import leave_out_bitsandbytes

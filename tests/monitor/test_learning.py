@@ -12,7 +12,7 @@ from lachesis.monitor.run_history import SEVERITY, RunFacts
 Step = dict[str, Any]
 
 
-def healthy(count: int = 60, seed: int = 0, **fixed: Any) -> list[Step]:
+def healthy(count=60, seed=0, **fixed):
     """A run whose reward rises from 0.2 to 0.8."""
     rng = random.Random(seed)
     return [
@@ -36,13 +36,13 @@ def healthy(count: int = 60, seed: int = 0, **fixed: Any) -> list[Step]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_that_learns_is_healthy_at_every_step(seed: int) -> None:
+def test_a_run_that_learns_is_healthy_at_every_step(seed):
     steps, facts = healthy(300, seed), RunFacts(total_steps=300)
     assert {judge_learning(steps[:end], facts=facts).word for end in range(5)} == {"too early"}
     assert {judge_learning(steps[:end], facts=facts).word for end in range(5, 301)} == {"healthy"}
 
 
-def test_a_solved_task_is_no_fault() -> None:
+def test_a_solved_task_is_no_fault():
     solved = {
         "reward/mean": 1.0,
         "batch/zero_signal_share": 1.0,
@@ -99,7 +99,7 @@ def test_a_solved_task_is_no_fault() -> None:
         ({"rollouts/truncated_share": 0.7}, "suspect", "70% of the completions are cut off"),
     ],
 )
-def test_each_fault_is_named_within_twenty_steps(fault: Step, word: str, said: str) -> None:
+def test_each_fault_is_named_within_twenty_steps(fault, word, said):
     before = healthy(60)
     ill = [{**step, **fault, "step": 60 + step["step"]} for step in healthy(WINDOW, 1)]
     found = judge_learning(before + ill)
@@ -108,19 +108,19 @@ def test_each_fault_is_named_within_twenty_steps(fault: Step, word: str, said: s
     assert 0 < len(found.advice) <= len(found.evidence)
 
 
-def test_the_gravest_comes_first() -> None:
+def test_the_gravest_comes_first():
     found = judge_learning(healthy(60, **{"rollouts/truncated_share": 0.9, "weights/change": 0.0}))
     assert found.word == "broken"
     assert "weights" in found.evidence[0]
     assert "cut off" in found.evidence[1]
 
 
-def test_a_few_steps_are_too_few() -> None:
+def test_a_few_steps_are_too_few():
     few = judge_learning(healthy(60, **{"weights/change": 0.0})[:4])
     assert (few.word, few.evidence) == ("too early", ["4 of at least 5 steps"])
 
 
-def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
+def test_slow_changes_are_seen_against_the_start_and_the_best():
     """A tick reads only the last sixty steps of a long run."""
     slow = healthy(600, **{"reward/mean": None})
     for step in slow:
@@ -134,14 +134,14 @@ def test_slow_changes_are_seen_against_the_start_and_the_best() -> None:
     assert "completions went from 2 to 8 tokens" in " ".join(health.evidence)
 
 
-def test_a_task_whose_best_reward_is_small_can_be_solved() -> None:
+def test_a_task_whose_best_reward_is_small_can_be_solved():
     """No gradient is left and the reward has risen: worth a look, and no fault."""
     solved = {"reward/mean": 0.5, "batch/zero_signal_share": 1.0}
     course = healthy(40, **{"reward/mean": 0.1}) + healthy(30, **solved)
     assert judge_learning(course[-60:], first_steps=course[:20]).word == "suspect"
 
 
-def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
+def silent(count, batch=32, **fixed):
     """Steps whose groups all have equal rewards."""
     found = healthy(
         count,
@@ -152,7 +152,7 @@ def silent(count: int, batch: int = 32, **fixed: Any) -> list[Step]:
     return found
 
 
-def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts() -> None:
+def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts():
     """A late take-off begins with a success in a thousand rollouts; until then it may not be
     stopped.
     """
@@ -164,13 +164,13 @@ def test_no_signal_from_the_start_is_broken_only_after_thousands_of_rollouts() -
     assert judge_learning(silent(30, **{"reward/mean": 0.95})).word == "healthy"
 
 
-def test_one_signal_begins_the_count_anew() -> None:
+def test_one_signal_begins_the_count_anew():
     steps = silent(300)
     steps[-30]["batch/zero_signal_share"] = 0.9
     assert judge_learning(steps).word == "suspect"
 
 
-def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
+def test_an_environment_that_sends_hardly_anything_is_suspect():
     health = judge_learning(healthy(30, **{"rollouts/dropped": 128 * 30}))
     assert (health.word, len(health.evidence)) == ("suspect", 1)
     assert "left out 97% of the rollouts" in health.evidence[0]
@@ -200,9 +200,7 @@ def test_an_environment_that_sends_hardly_anything_is_suspect() -> None:
         ({}, True, "unknown", "it failed after 0 of at least 5 steps"),
     ],
 )
-def test_before_the_first_steps_the_environment_is_judged(
-    counts: dict[str, Any], ended: bool, word: str, evidence: str
-) -> None:
+def test_before_the_first_steps_the_environment_is_judged(counts, ended, word, evidence):
     facts = RunFacts(
         batch_size=32,
         environment_counts=counts,
@@ -216,7 +214,7 @@ def test_before_the_first_steps_the_environment_is_judged(
     assert health.evidence[1:] == (["E: y"] if word == "unknown" else [])
 
 
-def test_no_finding_without_a_batch_size() -> None:
+def test_no_finding_without_a_batch_size():
     assert (
         judge_learning(
             [],
@@ -226,13 +224,13 @@ def test_no_finding_without_a_batch_size() -> None:
     )
 
 
-def test_numbers_that_are_missing_are_no_sign() -> None:
+def test_numbers_that_are_missing_are_no_sign():
     assert judge_learning([{"step": number} for number in range(1, 60)]).evidence == [
         "nothing unusual"
     ]
 
 
-def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[Step]:
+def flat(count, level, seed=0, spread=0.03):
     rng = random.Random(seed)
     return [
         {"step": number, "reward/mean": level + rng.gauss(0, spread)}
@@ -240,7 +238,7 @@ def flat(count: int, level: float, seed: int = 0, spread: float = 0.03) -> list[
     ]
 
 
-def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_half() -> None:
+def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_half():
     steps, facts = flat(1000, 0.4), RunFacts(total_steps=1000)
     words = {end: judge_learning(steps[:end], facts=facts).word for end in range(5, 1001, 5)}
     assert {word for end, word in words.items() if end <= 100} == {"healthy"}
@@ -252,13 +250,13 @@ def test_a_reward_that_stays_is_not_learning_between_the_first_tenth_and_the_hal
     )
 
 
-def test_an_exact_standstill_is_seen_before_the_half() -> None:
+def test_an_exact_standstill_is_seen_before_the_half():
     """Without noise no large rise agrees with the steps."""
     steps = flat(1000, 0.4, spread=0.0)
     assert judge_learning(steps[:150], facts=RunFacts(total_steps=1000)).word == "not learning"
 
 
-def test_a_plateau_after_a_rise_is_healthy() -> None:
+def test_a_plateau_after_a_rise_is_healthy():
     steps = flat(40, 0.2) + [{**step, "step": 40 + step["step"]} for step in flat(1960, 0.6)]
     facts, trend = RunFacts(total_steps=2000), Trend()
     words = set()
@@ -273,7 +271,7 @@ def test_a_plateau_after_a_rise_is_healthy() -> None:
     assert trend.risen_at is not None
 
 
-def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02) -> list[Step]:
+def with_held_out(rewards, shares, half=0.02):
     """Twenty steps per held-out result, whose reward stays near that of its number."""
     steps: list[Step] = []
     rng = random.Random(0)
@@ -326,15 +324,13 @@ def with_held_out(rewards: list[float], shares: list[float], half: float = 0.02)
         "too few results",
     ],
 )
-def test_held_out_results_are_compared_with_training(
-    rewards: list[float], shares: list[float], half: float, evidence: str | None
-) -> None:
+def test_held_out_results_are_compared_with_training(rewards, shares, half, evidence):
     health = judge_learning(with_held_out(rewards, shares, half))
     assert health.word == ("suspect" if evidence else "healthy"), health.evidence
     assert evidence is None or any(evidence in sentence for sentence in health.evidence)
 
 
-def test_the_words_are_ordered() -> None:
+def test_the_words_are_ordered():
     assert (
         SEVERITY["healthy"]
         == SEVERITY["too early"]
@@ -355,16 +351,14 @@ def test_the_words_are_ordered() -> None:
         (None, 0.0, "healthy"),
     ],
 )
-def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(
-    rate: float | None, change: float, word: str
-) -> None:
+def test_the_change_of_the_weights_is_judged_by_the_rate_of_the_update(rate, change, word):
     assert (
         judge_learning(healthy(40, **{"train/learning_rate": rate, "weights/change": change})).word
         == word
     )
 
 
-def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
+def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it():
     """A line has the change by the update of the line before, whose rate may have been 0."""
     steps = healthy(40, **{"weights/change": 0.0})
     for step in steps[::2]:
@@ -372,7 +366,7 @@ def test_a_standstill_counts_at_the_rate_of_the_update_that_made_it() -> None:
     assert judge_learning(steps).word == "healthy"
 
 
-def test_commands_name_the_whole_run() -> None:
+def test_commands_name_the_whole_run():
     facts = RunFacts(
         environment="a",
         additional_environments=("b=2",),

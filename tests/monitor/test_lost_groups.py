@@ -6,7 +6,7 @@ from lachesis.monitor.run_history import RunFacts
 from tests.monitor.test_learning import healthy
 
 
-def test_groups_in_whose_scoring_the_environment_raises_are_lost_rollouts() -> None:
+def test_groups_in_whose_scoring_the_environment_raises_are_lost_rollouts():
     """A verifier that breaks half-way; the other groups are still trained on."""
     lost = [
         {**step, "rollouts/raised": 8.0, "step": 60 + step["step"]} for step in healthy(WINDOW, 1)

@@ -1,20 +1,16 @@
 """The table of a run's services in the Prefect UI says in plain words what they do."""
 
-from pathlib import Path
-
 from lachesis.monitor.observe import Observation
 from lachesis.monitor.prefect_artifacts import build_status_rows
 from lachesis.monitor.run_history import RunHealth
 from lachesis.monitor.tick import WatchedRun
 from lachesis.monitor.tick_memory import MonitorMemory
 from lachesis.runs.folder import RunDir
-from lachesis.runs.record import RunRecord, ServiceRecord
+from lachesis.runs.record import ServiceRecord
 from tests.harness.home import make_record
 
 
-def list_states_and_details(
-    folder: Path, record: RunRecord, process_state: str, waiting_for: str | None
-) -> list[tuple[str, str]]:
+def list_states_and_details(folder, record, process_state, waiting_for):
     observation = Observation(
         record,
         RunDir(folder, record.run_id),
@@ -26,11 +22,11 @@ def list_states_and_details(
     return [(row["state"], row["detail"]) for row in build_status_rows(watched)]
 
 
-def make_engine(state: str) -> dict[str, ServiceRecord]:
+def make_engine(state):
     return {"engine": ServiceRecord(pid=12, log="engine.log", state=state)}
 
 
-def test_a_running_service_is_shown_with_the_state_of_its_process(tmp_path: Path) -> None:
+def test_a_running_service_is_shown_with_the_state_of_its_process(tmp_path):
     record = make_record(status="running", phase="training", services=make_engine("running"))
     assert list_states_and_details(tmp_path, record, "sleeping", "rollouts") == [
         ("running", "training; waiting for rollouts"),
@@ -38,7 +34,7 @@ def test_a_running_service_is_shown_with_the_state_of_its_process(tmp_path: Path
     ]
 
 
-def test_a_service_that_a_completed_run_has_ended_is_ended_and_not_gone(tmp_path: Path) -> None:
+def test_a_service_that_a_completed_run_has_ended_is_ended_and_not_gone(tmp_path):
     record = make_record(status="completed", phase="done", services=make_engine("exited (-15)"))
     assert list_states_and_details(tmp_path, record, "gone", None) == [
         ("completed", "done"),

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from lachesis.monitor.reward_trend import (
 REWARDS = st.lists(st.floats(-10, 10), max_size=400)
 
 
-def trend_of(rewards: list[float], *, parts: int = 1) -> Trend:
+def trend_of(rewards, *, parts=1):
     """Take the rewards in, in so many parts."""
     steps = [{"step": number, "reward/mean": reward} for number, reward in enumerate(rewards, 1)]
     trend, size = Trend(), max(1, math.ceil(len(steps) / parts))
@@ -29,17 +28,17 @@ def trend_of(rewards: list[float], *, parts: int = 1) -> Trend:
     return trend
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(rewards=REWARDS, parts=st.integers(1, 7))
-def test_looking_often_or_once_keeps_the_same_sums(rewards: list[float], parts: int) -> None:
+def test_looking_often_or_once_keeps_the_same_sums(rewards, parts):
     once, often = trend_of(rewards), trend_of(rewards, parts=parts)
     assert once.model_copy(update={"risen_at": None}) == often.model_copy(update={"risen_at": None})
     assert (often.risen_at is None) or rewards
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(rewards=REWARDS)
-def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
+def test_nothing_is_lost_and_little_is_kept(rewards):
     trend = trend_of(rewards)
     assert trend.num_steps == len(rewards)
     assert len(trend.blocks) <= MAX_BLOCKS
@@ -53,15 +52,13 @@ def test_nothing_is_lost_and_little_is_kept(rewards: list[float]) -> None:
     assert trend.best == (pytest.approx(max(windows)) if windows else None)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     rewards=st.lists(st.floats(0, 1), min_size=20, max_size=300),
     shift=st.floats(-5, 5),
     scale=st.floats(0.1, 5),
 )
-def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(
-    rewards: list[float], shift: float, scale: float
-) -> None:
+def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(rewards, shift, scale):
     """Except at the edge of the decision, where rounding decides."""
     rise = trend_of(rewards).estimate_rise()
     moved = trend_of([shift + scale * reward for reward in rewards]).estimate_rise()
@@ -73,7 +70,7 @@ def test_neither_a_shift_nor_a_scale_changes_whether_a_rise_is_seen(
         )
 
 
-def test_the_slope_is_that_of_a_regression() -> None:
+def test_the_slope_is_that_of_a_regression():
     rewards = [0.1 + 0.002 * number + 0.01 * math.sin(number) for number in range(160)]
     rise = trend_of(rewards).estimate_rise()
     assert rise is not None
@@ -83,7 +80,7 @@ def test_the_slope_is_that_of_a_regression() -> None:
     assert rise.compute_max_rise(160) == pytest.approx(0.32, rel=0.1)
 
 
-def test_few_steps_show_no_rise() -> None:
+def test_few_steps_show_no_rise():
     assert Trend().estimate_rise() is None
     assert Trend().num_steps == 0
     assert Trend().window_standard_error == 0.0
@@ -107,13 +104,13 @@ QUANTILES = {
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), QUANTILES.items())
-def test_the_quantile_is_that_of_student(freedom: int, quantile: float) -> None:
+def test_the_quantile_is_that_of_student(freedom, quantile):
     assert _compute_t_quantile(freedom) == pytest.approx(
         quantile, rel=0.06 if freedom == 2 else 0.01
     )
 
 
-def held_out(step: int, **changes: Any) -> dict[str, Any]:
+def held_out(step, **changes):
     values = {
         "eval/percent_correct": 0.5,
         "eval/low": 0.4,
@@ -124,7 +121,7 @@ def held_out(step: int, **changes: Any) -> dict[str, Any]:
     return {"step": step, **values, **changes}
 
 
-def test_held_out_results_are_kept_with_the_reward_of_their_time() -> None:
+def test_held_out_results_are_kept_with_the_reward_of_their_time():
     trend = Trend()
     trend.add(
         [
@@ -145,13 +142,13 @@ def test_held_out_results_are_kept_with_the_reward_of_their_time() -> None:
     assert trend.held_out[0].step == 0, "the first one stays"
 
 
-def test_a_held_out_result_before_the_first_reward_is_left_out() -> None:
+def test_a_held_out_result_before_the_first_reward_is_left_out():
     trend = Trend()
     trend.add([held_out(1, **{"reward/mean": None})])
     assert trend.held_out == []
 
 
-def test_counts_of_an_earlier_attempt_are_left_out() -> None:
+def test_counts_of_an_earlier_attempt_are_left_out():
     trend = Trend()
     counts = {"batch/rollouts": 8, "rollouts/invalid": 3.0}
     trend.add(
@@ -160,7 +157,7 @@ def test_counts_of_an_earlier_attempt_are_left_out() -> None:
     assert (trend.rollouts, trend.invalid) == (8, 3)
 
 
-def test_sums_of_a_release_that_counted_less_say_nothing_of_what_it_did_not_count() -> None:
+def test_sums_of_a_release_that_counted_less_say_nothing_of_what_it_did_not_count():
     step = {"step": 1, "batch/rollouts": 8, "rollouts/raised": 2.0}
     trend = Trend()
     trend.add([step])

@@ -2,8 +2,6 @@
 
 import time
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ NOW = time.time()
 ALIVE = {"written_at": NOW, "last_group_at": NOW - 300, "empty_groups": 0, "errors": {}}
 
 
-def look(tmp_path: Path, **changes: Any) -> Observation:
+def look(tmp_path, **changes):
     """A run whose trainer waits for rollouts since 100 s; everything answers."""
     services = {
         name: ServiceRecord(pid=100, port=1, log="x")
@@ -40,7 +38,7 @@ def look(tmp_path: Path, **changes: Any) -> Observation:
     return seen
 
 
-def waits(what: str, for_s: float = 100) -> dict[str, Any]:
+def waits(what, for_s=100):
     return {"trainer_health": {"waiting_for": what, "since": NOW - for_s}}
 
 
@@ -165,9 +163,7 @@ def waits(what: str, for_s: float = 100) -> dict[str, Any]:
         (waits("checkpoint"), "checkpoint", 100, "a save"),
     ],
 )
-def test_the_part_that_has_to_move_next_is_named(
-    tmp_path: Path, changes: dict[str, Any], part: str, ago: float, said: str
-) -> None:
+def test_the_part_that_has_to_move_next_is_named(tmp_path, changes, part, ago, said):
     stall = find_stall(look(tmp_path, **changes), {})
     assert stall is not None
     assert stall.part == part
@@ -176,7 +172,7 @@ def test_the_part_that_has_to_move_next_is_named(
 
 
 @pytest.mark.parametrize("name", ["trainer", "api", "engine"])
-def test_a_service_that_does_not_answer_is_named_after_a_while(tmp_path: Path, name: str) -> None:
+def test_a_service_that_does_not_answer_is_named_after_a_while(tmp_path, name):
     seen = look(tmp_path, **waits("rollouts", 5))
     assert find_stall(seen, {name: NOW - 30}) is None
     stall = find_stall(seen, {name: NOW - 61})
@@ -184,14 +180,14 @@ def test_a_service_that_does_not_answer_is_named_after_a_while(tmp_path: Path, n
     assert (stall.part, "has not answered for 61 s" in stall.evidence) == (name, True)
 
 
-def test_what_is_slow_as_always_is_no_stall(tmp_path: Path) -> None:
+def test_what_is_slow_as_always_is_no_stall(tmp_path):
     steps = [{"step": number, "time/rollouts": 40.0} for number in range(9)]
     assert find_stall(look(tmp_path, last_steps=steps), {}) is None
     assert find_stall(look(tmp_path, last_steps=steps, **waits("rollouts", 201)), {}) is not None
     assert find_stall(look(tmp_path, **waits("rollouts", 59)), {}) is None
 
 
-def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
+def test_a_first_batch_may_take_its_time(tmp_path):
     """There is no usual length yet; a process that gives no sign of life is named all the same."""
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 290)), {}) is None
     assert find_stall(look(tmp_path, last_steps=[], **waits("rollouts", 301)), {}) is not None
@@ -202,7 +198,7 @@ def test_a_first_batch_may_take_its_time(tmp_path: Path) -> None:
     assert silent.part == "environment"
 
 
-def test_a_flow_that_stands_still_is_named(tmp_path: Path) -> None:
+def test_a_flow_that_stands_still_is_named(tmp_path):
     stall = find_stall(
         look(tmp_path, process_states={"flow": "stopped"}, **waits("rollouts", 1)), {}
     )
@@ -210,20 +206,20 @@ def test_a_flow_that_stands_still_is_named(tmp_path: Path) -> None:
     assert stall.part == "flow"
 
 
-def test_a_run_that_starts_evaluates_or_ends_cannot_stall(tmp_path: Path) -> None:
+def test_a_run_that_starts_evaluates_or_ends_cannot_stall(tmp_path):
     for changes in ({"status": "starting"}, {"phase": "evaluating"}, {"status": "stopping"}):
         seen = look(tmp_path)
         seen.record = seen.record.model_copy(update=changes)
         assert find_stall(seen, {}) is None
 
 
-def test_a_wait_for_an_evaluation_after_the_last_step_is_no_stall(tmp_path: Path) -> None:
+def test_a_wait_for_an_evaluation_after_the_last_step_is_no_stall(tmp_path):
     """The trainer gives it up by itself. A service that does not answer is named all the same."""
     assert find_stall(look(tmp_path, **waits("evaluation", 500)), {}) is None
     assert find_stall(look(tmp_path, **waits("evaluation", 500)), {"engine": NOW - 61}) is not None
 
 
-def test_groups_that_were_empty_are_counted_in_the_explanation(tmp_path: Path) -> None:
+def test_groups_that_were_empty_are_counted_in_the_explanation(tmp_path):
     """Without a reason of its own, an environment that drops every group says at least that."""
     stall = find_stall(look(tmp_path, environment_counts={**ALIVE, "empty_groups": 7}), {})
     assert stall is not None

@@ -4,8 +4,6 @@ import concurrent.futures
 import json
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from mcp.client.stdio import stdio_client
 
 from lachesis.agent_tools.session import AgentSession
 from lachesis.agent_tools.tools import TOOLS, CallContext
-from lachesis.base.json_text import Json
 from lachesis.prefect_client import background_serve
 from lachesis.prefect_client.serve_info import read_server_info
 from tests.harness.prefect_server import give_database
@@ -22,9 +19,7 @@ from tests.harness.served_home import processes_under
 
 
 @pytest.fixture
-def unserved(
-    clean_environment: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def unserved(clean_environment, empty_database, monkeypatch):
     """A home without a server, whose user has a key in Hermes' file only."""
     home = clean_environment
     monkeypatch.delenv("LACHESIS_NO_SERVE")
@@ -37,13 +32,13 @@ def unserved(
     assert processes_under(home) == {}
 
 
-def _call(session: str, tool: str, arguments: Json) -> tuple[Json, list[str]]:
+def _call(session, tool, arguments):
     texts: list[str] = []
     context = CallContext(AgentSession(session), lambda done, total, text: texts.append(text))
     return TOOLS[tool].run_safely(context, arguments)[0], texts
 
 
-async def _ask_over_mcp(tool: str, arguments: Json) -> Json:
+async def _ask_over_mcp(tool, arguments):
     """Call a tool of a real MCP server, a child that speaks over its standard streams."""
     parameters = StdioServerParameters(
         command=sys.executable,
@@ -57,7 +52,7 @@ async def _ask_over_mcp(tool: str, arguments: Json) -> Json:
 
 
 @pytest.mark.timeout(300)
-async def test_two_agents_that_need_a_server_get_the_same_one(unserved: Path) -> None:
+async def test_two_agents_that_need_a_server_get_the_same_one(unserved):
     _call("first", "rl_select_environment", {"name": "arithmetic"})
     with concurrent.futures.ThreadPoolExecutor() as pool:
         first = pool.submit(_call, "first", "rl_start_training", {})
@@ -82,7 +77,7 @@ async def test_two_agents_that_need_a_server_get_the_same_one(unserved: Path) ->
     _call("first", "rl_stop_training", {"run_id": again["run_id"]})
 
 
-def test_nothing_is_started_for_a_call_that_is_refused(unserved: Path) -> None:
+def test_nothing_is_started_for_a_call_that_is_refused(unserved):
     health, _ = _call("first", "rl_health_check", {})
     assert health["status"] == "ok"
     assert "the first tool that needs one starts it" in health["note"]
@@ -92,7 +87,7 @@ def test_nothing_is_started_for_a_call_that_is_refused(unserved: Path) -> None:
     assert read_server_info() is None
 
 
-def test_a_start_can_be_forbidden(unserved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_can_be_forbidden(unserved, monkeypatch):
     monkeypatch.setenv("LACHESIS_NO_SERVE", "1")
     _call("first", "rl_select_environment", {"name": "arithmetic"})
     answer, texts = _call("first", "rl_start_training", {})

@@ -1,8 +1,5 @@
 """A Prefect server that the modules of this folder share."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
@@ -11,7 +8,7 @@ from tests.harness.prefect_server import give_database, serve_prefect
 
 
 @pytest.fixture(scope="package")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
+def server(tmp_path_factory, empty_database):
     """The address of a server with the deployment of training runs."""
     home = tmp_path_factory.mktemp("prefect")
     give_database(home, empty_database)
@@ -22,6 +19,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
 
 
 @pytest.fixture
-def prefect_api(server: str) -> PrefectApi:
+def prefect_api(server):
     """A client of that server."""
     return PrefectApi(server)

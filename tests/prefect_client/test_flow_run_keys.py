@@ -1,7 +1,6 @@
 """A flow run finds its run by its key, and a status of one run reads no other run's folder."""
 
 import secrets
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from lachesis.operations.launches import start_run
 from lachesis.operations.runs import get_results, get_status
 from lachesis.prefect_client.background_serve import TRAINING_FLOW
 from lachesis.prefect_client.flow_run_keys import choose_run_id, derive_run_id, require_free_run
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
 from lachesis.prefect_client.submit import find_queue_position, submit_run
 from lachesis.runs.end_causes import EndCause
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def deployment(prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch) -> str:
+def deployment(prefect_api, monkeypatch):
     """The deployment `train` of the test's home, which no runner serves."""
     name = secrets.token_hex(4)
     monkeypatch.setenv("LACHESIS_DEPLOYMENT", name)
@@ -34,16 +32,14 @@ def deployment(prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(prefect_api._request("POST", "/deployments/", body)["id"])
 
 
-def schedule(api: PrefectApi, deployment: str, key: str, **parameters: Any) -> str:
+def schedule(api, deployment, key, **parameters):
     flow_run = api.create_flow_run(
         deployment, name=key, parameters=parameters, tags=["lachesis"], key=key
     )
     return str(flow_run["id"])
 
 
-def test_a_submitted_flow_run_performs_the_run_of_its_key(
-    store: RunStore, prefect_api: PrefectApi, deployment: str
-) -> None:
+def test_a_submitted_flow_run_performs_the_run_of_its_key(store, prefect_api, deployment):
     submitted = submit_run(store, create_run(store))
     assert choose_run_id(store, "", submitted.flow_run_id) == submitted.run_id
     assert choose_run_id(store, "00000000", submitted.flow_run_id) == submitted.run_id
@@ -53,7 +49,7 @@ def test_a_submitted_flow_run_performs_the_run_of_its_key(
     assert derive_run_id(store, copy) != submitted.run_id
 
 
-def test_a_flow_run_that_was_started_in_prefect_has_one_run(store: RunStore) -> None:
+def test_a_flow_run_that_was_started_in_prefect_has_one_run(store):
     first = derive_run_id(store, "a flow run")
     assert derive_run_id(store, "a flow run") == first
     store.create(make_record(run_id=first, made_for_flow_run_id="a flow run"))
@@ -65,9 +61,7 @@ def test_a_flow_run_that_was_started_in_prefect_has_one_run(store: RunStore) -> 
     assert derive_run_id(store, "a flow run") == second
 
 
-def test_a_retry_of_an_earlier_attempt_is_refused(
-    store: RunStore, prefect_api: PrefectApi, deployment: str
-) -> None:
+def test_a_retry_of_an_earlier_attempt_is_refused(store, prefect_api, deployment):
     """Its run has moved on, alive or not, and must not get an attempt more."""
     record = submit_run(store, create_run(store))
     earlier = record.flow_run_id
@@ -85,9 +79,7 @@ def test_a_retry_of_an_earlier_attempt_is_refused(
         require_free_run(store, moved_on, resumed.flow_run_id)
 
 
-def test_a_resume_of_a_run_that_was_removed_is_refused(
-    store: RunStore, prefect_api: PrefectApi, deployment: str
-) -> None:
+def test_a_resume_of_a_run_that_was_removed_is_refused(store, prefect_api, deployment):
     record = create_run(store, attempt=2, status="failed")
     flow_run_id = schedule(prefect_api, deployment, record.submission_key)
     assert choose_run_id(store, "", flow_run_id) == record.run_id
@@ -96,9 +88,7 @@ def test_a_resume_of_a_run_that_was_removed_is_refused(
         choose_run_id(store, record.run_id, flow_run_id)
 
 
-def test_a_retry_of_a_run_that_was_removed_is_refused(
-    store: RunStore, prefect_api: PrefectApi, deployment: str
-) -> None:
+def test_a_retry_of_a_run_that_was_removed_is_refused(store, prefect_api, deployment):
     """Whether it was submitted here or started in Prefect; another one needs a new flow run."""
     values = {"environment": "arithmetic", "steps": 7}
     started = schedule(prefect_api, deployment, "by a form", **values)
@@ -113,12 +103,12 @@ def test_a_retry_of_a_run_that_was_removed_is_refused(
 
 
 def test_the_queue_is_that_of_prefect_and_no_other_run_is_read(
-    store: RunStore, prefect_api: PrefectApi, deployment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, prefect_api, deployment, monkeypatch
+):
     monkeypatch.setenv("LACHESIS_MAX_RUNS", "1")
     submitted = [submit_run(store, create_run(store)) for _ in range(3)]
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise AssertionError("the records of all runs are read")
 
     monkeypatch.setattr(RunStore, "scan", refuse)

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +21,6 @@ from lachesis.reporting.run_schemas import build_run_status
 from lachesis.reporting.run_view import RunView
 from lachesis.runs.end_causes import CAUSES, EndCause
 from lachesis.runs.ending import end_run
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision.leftovers import LAUNCHER_MARK_VARIABLE
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
@@ -35,7 +32,7 @@ RUN = "0123abcd"
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     found = RunStore(tmp_path)
     values = {
@@ -56,7 +53,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return found
 
 
-def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: RunStore) -> None:
+def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store):
     """Somebody looks, another one writes the end and resumes the run, and the first one goes on
     with what it saw.
     """
@@ -70,7 +67,7 @@ def test_the_end_of_an_old_flow_run_says_nothing_about_the_next_attempt(store: R
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper():
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
     )
@@ -79,9 +76,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_without_a_server_only_who_holds_the_run_is_told(
-    store: RunStore, sleeper: subprocess.Popen[bytes]
-) -> None:
+def test_without_a_server_only_who_holds_the_run_is_told(store, sleeper):
     """The system may have given the flow's number to somebody else, while the reaper still ends the
     services.
     """
@@ -97,7 +92,7 @@ def test_without_a_server_only_who_holds_the_run_is_told(
     assert store.load(RUN).stop_reason == CAUSES[EndCause.PERSON].sentence
 
 
-def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: RunStore) -> None:
+def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store):
     folder = store.dir(RUN)
     folder.checkpoints.mkdir(exist_ok=True)
     Checkpoints(folder.checkpoints).write(
@@ -108,7 +103,7 @@ def test_a_status_counts_from_the_checkpoint_until_steps_are_made_again(store: R
         for step in range(1, 49)
     ]
 
-    def step_of(record: RunRecord) -> int:
+    def step_of(record):
         return build_run_status(RunView(record, folder, steps)).progress.step
 
     first = store.load(RUN)
@@ -125,16 +120,14 @@ STUBBORN = (
 )
 
 
-def adopt(name: str, process: subprocess.Popen[bytes], log: Path, *command: str) -> ManagedProcess:
+def adopt(name, process, log, *command):
     """A part of the launcher that runs already, with the command that would start it again."""
     child = ManagedProcess(f"Prefect {name}", command, log)
     child.process = process
     return child
 
 
-def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_that_ends_leaves_no_run_whatever_its_runner_does(tmp_path, monkeypatch):
     """The runner does not hear it, and neither does a process of one of its runs, nor that of its
     flow.
     """
@@ -176,9 +169,7 @@ while not (told and pathlib.Path(sys.argv[1]).exists()):
 SERVES = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
 
 
-def test_a_server_that_dies_while_the_runner_ends_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_dies_while_the_runner_ends_is_started_again(tmp_path, monkeypatch):
     """The runner tells it how its runs ended, and would ask for minutes."""
     monkeypatch.setattr(managed_process, "RESTART_PAUSES_S", (0.0,))
     there = tmp_path / "there"
@@ -200,12 +191,10 @@ def test_a_server_that_dies_while_the_runner_ends_is_started_again(
     assert server.exit_code == -15
 
 
-def test_a_group_of_zombies_ends_the_launcher_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_of_zombies_ends_the_launcher_in_order(tmp_path, monkeypatch):
     """On macOS a signal to it is not permitted."""
 
-    def refuse(*_: int) -> None:
+    def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     process = subprocess.Popen(["true"], start_new_session=True)
@@ -223,9 +212,7 @@ def test_a_group_of_zombies_ends_the_launcher_in_order(
         (["--port", "4555"], "--port is 4555, but PREFECT_API_URL names the server"),
     ],
 )
-def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
-    tmp_path: Path, options: list[str], message: str
-) -> None:
+def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(tmp_path, options, message):
     """No runner is started that would only print a traceback."""
     url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"
     done = subprocess.run(
@@ -243,7 +230,7 @@ def test_a_server_elsewhere_that_cannot_be_used_is_named_in_one_line(
     assert not (tmp_path / "logs" / "runner.log").exists()
 
 
-def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path):
     """The runner was started together with it, and waits for it."""
     database = f"sqlite+aiosqlite:///{tmp_path / 'no such folder' / 'prefect.db'}"
     done = subprocess.run(
@@ -264,7 +251,7 @@ def test_a_server_that_cannot_start_is_named_and_the_runner_ends(tmp_path: Path)
     assert processes_under(tmp_path) == {}
 
 
-def test_a_runner_is_not_waited_for_without_its_server(tmp_path: Path) -> None:
+def test_a_runner_is_not_waited_for_without_its_server(tmp_path):
     """It waits for the server itself, which nobody would start again."""
     dead = subprocess.Popen(["false"])
     dead.wait()

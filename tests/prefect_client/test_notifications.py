@@ -18,6 +18,6 @@ from lachesis.prefect_client.notifications import set_notifications
         "http://a/{{ flow_run }}",
     ],
 )
-def test_an_address_that_cannot_work_is_refused(url: str) -> None:
+def test_an_address_that_cannot_work_is_refused(url):
     with pytest.raises(ConfigError, match="is not a web address; allowed"):
         set_notifications(url)

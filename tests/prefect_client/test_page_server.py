@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -19,13 +17,13 @@ from lachesis.web.server import find_page_server
 from tests.harness.waiting import call_again
 
 
-def make_launcher(home: Path) -> Launcher:
+def make_launcher(home):
     (home / "logs").mkdir(parents=True, exist_ok=True)
     return Launcher(home, None)
 
 
 @pytest.fixture
-def launcher(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+def launcher(clean_environment, monkeypatch):
     """A launcher of the home that serves nothing yet."""
     monkeypatch.setenv(PAGES_PORT_VARIABLE, str(reserve_free_ports(1)[0]))
     launcher = make_launcher(clean_environment)
@@ -34,20 +32,18 @@ def launcher(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     assert find_page_server(clean_environment) is None
 
 
-def wait_for_page(link: str) -> httpx.Response:
+def wait_for_page(link):
     """Return what a browser that follows the link gets, as soon as there is an answer."""
     return call_again(lambda: httpx.get(link, follow_redirects=True), httpx.ConnectError)
 
 
-def read_link(capsys: pytest.CaptureFixture[str]) -> str:
+def read_link(capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("pages: http://127.0.0.1:")
     return line.removeprefix("pages: ")
 
 
-def test_the_printed_link_opens_the_pages(
-    launcher: Launcher, capsys: pytest.CaptureFixture[str], clean_environment: Path
-) -> None:
+def test_the_printed_link_opens_the_pages(launcher, capsys, clean_environment):
     launcher._start_pages()
     link = read_link(capsys)
     answer = wait_for_page(link)
@@ -61,9 +57,7 @@ def test_the_printed_link_opens_the_pages(
     assert wait_for_page(link).status_code == 200, "what another one has started goes on"
 
 
-def test_pages_that_died_are_served_again(
-    launcher: Launcher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_that_died_are_served_again(launcher, capsys, monkeypatch):
     launcher._start_pages()
     link = read_link(capsys)
     wait_for_page(link)
@@ -82,11 +76,8 @@ def test_pages_that_died_are_served_again(
 
 
 def test_launchers_that_start_together_have_pages_of_their_own(
-    launcher: Launcher,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    launcher, capsys, monkeypatch, tmp_path
+):
     other = make_launcher(tmp_path / "other")
     launcher._start_pages()
     monkeypatch.setenv("LACHESIS_HOME", str(other.home))
@@ -97,7 +88,7 @@ def test_launchers_that_start_together_have_pages_of_their_own(
     other._end_all()
 
 
-def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> None:
+def test_pages_end_when_their_launcher_was_killed(clean_environment):
     (clean_environment / "logs").mkdir()
     program = (
         "import sys, time; from pathlib import Path; from deployments.serve import Launcher; "
@@ -119,9 +110,7 @@ def test_pages_end_when_their_launcher_was_killed(clean_environment: Path) -> No
     assert find_page_server(clean_environment) is None, "its file is still there"
 
 
-def test_no_pages_are_served_where_the_port_is_0(
-    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_pages_are_served_where_the_port_is_0(clean_environment, monkeypatch, capsys):
     monkeypatch.setenv(PAGES_PORT_VARIABLE, "0")
     launcher = make_launcher(clean_environment)
     launcher._start_pages()
@@ -133,13 +122,11 @@ def test_no_pages_are_served_where_the_port_is_0(
     assert "the environment variable LACHESIS_PAGES_PORT is 'many'" in capsys.readouterr().err
 
 
-def test_no_error_ends_the_launcher(
-    launcher: Launcher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_error_ends_the_launcher(launcher, capsys, monkeypatch):
     """It holds the server, the runner and all runs; a problem that stays is told once."""
     looks: list[int] = []
 
-    def restart() -> None:
+    def restart():
         looks.append(1)
         if len(looks) == 4:
             launcher.stop_event.set()

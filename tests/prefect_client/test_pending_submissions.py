@@ -1,8 +1,6 @@
 """A start, a resume and a test are neither lost nor doubled, whatever Prefect answers."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -10,14 +8,13 @@ from lachesis.base.errors import LachesisError, RunStateError, ServerDownError, 
 from lachesis.base.timestamps import now_iso
 from lachesis.config.launch_spec import LaunchSpec, TestSpec
 from lachesis.inference_tests import store as inference_test_store
-from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.launch.resume import begin_next_attempt, undo_attempt
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import api_requests, pending_submissions, submit
 from lachesis.prefect_client.background_serve import TEST_FLOW
 from lachesis.prefect_client.flow_run_keys import require_free_run
 from lachesis.prefect_client.refresh import refresh_run, refresh_test
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.resubmit import resubmit_run
 from lachesis.prefect_client.runs_from_prefect import find_or_create_test
 from lachesis.prefect_client.stop import cancel_run
@@ -25,14 +22,14 @@ from lachesis.runs import store as store_module
 from lachesis.runs.store import RunStore
 from lachesis.spending.ledger import read_ledger
 from tests.harness.home import create_run
-from tests.prefect_client.late_answers import Fault, LateAnswers, delay_answers
+from tests.prefect_client.late_answers import Fault, delay_answers
 
 pytestmark = pytest.mark.timeout(300)
 UNKNOWN: tuple[Fault, ...] = ("answer late", "answer lost", "request lost", "busy")
 
 
 @pytest.fixture
-def faults(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers]:
+def faults(server, monkeypatch):
     with delay_answers(server) as faults:
         monkeypatch.setenv("PREFECT_API_URL", faults.url)
         monkeypatch.setenv("LACHESIS_DEPLOYMENT", "test")
@@ -43,7 +40,7 @@ def faults(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers
         yield faults
 
 
-def create_test(tests: InferenceTestStore) -> InferenceTest:
+def create_test(tests):
     request = InferenceRequest(
         environment="sums",
         environment_file="sums.py",
@@ -53,21 +50,19 @@ def create_test(tests: InferenceTestStore) -> InferenceTest:
     return tests.create(request, "")
 
 
-def make_test_deployment(api: PrefectApi) -> None:
+def make_test_deployment(api):
     flow = api._request("POST", "/flows/", {"name": TEST_FLOW})
     api._request("POST", "/deployments/", {"name": "test-test", "flow_id": flow["id"]})
 
 
-def find_flow_runs(api: PrefectApi, key: str) -> list[str]:
+def find_flow_runs(api, key):
     """Return the flow runs that were submitted with a key."""
     body = {"flow_runs": {"idempotency_key": {"any_": [key]}}}
     return [flow_run["id"] for flow_run in api._request("POST", "/flow_runs/filter", body)]
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_a_start_without_an_answer_is_sent_until_it_is_known(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
-) -> None:
+def test_a_start_without_an_answer_is_sent_until_it_is_known(faults, store, prefect_api, fault):
     """Nothing is said to have failed, and the server has one flow run in the end."""
     faults.fault = fault
     record = submit.submit_run(store, create_run(store))
@@ -85,9 +80,7 @@ def test_a_start_without_an_answer_is_sent_until_it_is_known(
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_a_resume_without_an_answer_is_never_undone(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
-) -> None:
+def test_a_resume_without_an_answer_is_never_undone(faults, store, prefect_api, fault):
     faults.fault = fault
     ended = create_run(
         store, status="failed", ended_at=now_iso(), started_at=now_iso(), error="boom"
@@ -100,9 +93,7 @@ def test_a_resume_without_an_answer_is_never_undone(
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_a_test_without_an_answer_is_sent_until_it_is_known(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, fault: Fault
-) -> None:
+def test_a_test_without_an_answer_is_sent_until_it_is_known(faults, store, prefect_api, fault):
     make_test_deployment(prefect_api)
     test = create_test(tests := InferenceTestStore(store.home))
     faults.fault = fault
@@ -115,9 +106,7 @@ def test_a_test_without_an_answer_is_sent_until_it_is_known(
     assert find_flow_runs(prefect_api, test.submission_key) == [flow_run_id]
 
 
-def test_a_test_is_known_from_its_begin_on_or_refused(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi
-) -> None:
+def test_a_test_is_known_from_its_begin_on_or_refused(faults, store, prefect_api):
     tests = InferenceTestStore(store.home)
     begun, ended = create_test(tests), create_test(tests)
     tests.fail(ended.test_id, pending_submissions.NEVER_SUBMITTED)
@@ -134,9 +123,7 @@ def test_a_test_is_known_from_its_begin_on_or_refused(
         find_or_create_test(tests, {"test_id": ended.test_id}, ids[ended.test_id])
 
 
-def test_only_a_refusal_takes_a_start_back(
-    faults: LateAnswers, store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_refusal_takes_a_start_back(faults, store, monkeypatch):
     faults.fault = "refused"
     with pytest.raises(ServerDownError, match="HTTP 409"):
         start_run(store, LaunchSpec(environment="arithmetic"))
@@ -155,7 +142,7 @@ def test_only_a_refusal_takes_a_start_back(
     assert len(store.all()) == 2
 
 
-def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) -> None:
+def test_what_has_gone_on_is_not_undone(faults, store):
     """The flow of a resume may have begun before a second look at the server is refused."""
     ended = create_run(store, status="failed", ended_at=now_iso(), started_at=now_iso())
     queued, former = begin_next_attempt(store, ended, {})
@@ -170,11 +157,11 @@ def test_what_has_gone_on_is_not_undone(faults: LateAnswers, store: RunStore) ->
 
 
 def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    faults, store, prefect_api, monkeypatch
+):
     record = create_run(store)
 
-    def refuse(file: Path, text: str) -> None:
+    def refuse(file, text):
         raise StorageError(f"{file}: No space left on device")
 
     with monkeypatch.context() as full_disk:
@@ -192,9 +179,7 @@ def test_a_full_disk_does_not_undo_what_prefect_has_accepted(
     assert find_flow_runs(prefect_api, test.submission_key) == [flow_run_id]
 
 
-def test_a_late_start_of_a_run_that_has_ended_is_refused(
-    faults: LateAnswers, store: RunStore, prefect_api: PrefectApi
-) -> None:
+def test_a_late_start_of_a_run_that_has_ended_is_refused(faults, store, prefect_api):
     """It was stopped, or was pending for a day, while nobody knew that Prefect had accepted it."""
     faults.fault = "answer lost"
     stopped = submit.submit_run(store, create_run(store))
@@ -209,10 +194,8 @@ def test_a_late_start_of_a_run_that_has_ended_is_refused(
             require_free_run(store, record, flow_run_id)
 
 
-def test_the_runner_goes_on_where_nothing_can_be_sent(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
+def test_the_runner_goes_on_where_nothing_can_be_sent(store, monkeypatch, caplog):
+    def fail(*_):
         raise LachesisError("the records cannot be read")
 
     monkeypatch.setattr(RunStore, "all", fail)

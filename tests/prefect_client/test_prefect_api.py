@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,7 @@ from lachesis.base.errors import ServerDownError
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.serve_info import SERVER, write_server_info
 from lachesis.supervision.services.ports import reserve_free_ports
-from tests.harness.http_answers import Reply, Request, serve_answers
+from tests.harness.http_answers import Reply, serve_answers
 
 
 class Busy:
@@ -21,19 +19,19 @@ class Busy:
     refusals = 0
     url = ""
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request):
         busy, self.refusals = self.refusals > 0, self.refusals - 1
         return Reply(503 if busy else 200, True)
 
 
 @pytest.fixture
-def server() -> Iterator[Busy]:
+def server():
     busy = Busy()
     with serve_answers(busy.answer) as busy.url:
         yield busy
 
 
-def test_a_busy_server_is_asked_again(server: Busy) -> None:
+def test_a_busy_server_is_asked_again(server):
     """SQLite lets one write at a time; Prefect answers the others with 503."""
     api = PrefectApi(f"{server.url}/api")
     server.refusals = 2
@@ -43,9 +41,7 @@ def test_a_busy_server_is_asked_again(server: Busy) -> None:
         api.require_healthy()
 
 
-def test_the_next_step_depends_on_who_starts_a_dead_server_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_step_depends_on_who_starts_a_dead_server_again(tmp_path, monkeypatch):
     """A `serve` that runs restarts its server; to start a second `serve` would be refused."""
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     url = f"http://127.0.0.1:{reserve_free_ports(1)[0]}/api"

@@ -4,7 +4,6 @@ import importlib.metadata
 import inspect
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -19,11 +18,11 @@ from sqlalchemy import text
 from lachesis.prefect_client import internals
 
 
-def test_it_is_the_version_that_the_module_was_written_for() -> None:
+def test_it_is_the_version_that_the_module_was_written_for():
     assert importlib.metadata.version("prefect") == internals.PREFECT_VERSION
 
 
-def test_every_private_part_exists() -> None:
+def test_every_private_part_exists():
     runner = Runner(name="internals")
     assert internals.list_running_ids(runner) == []
     runner_source = inspect.getsource(Runner)
@@ -36,10 +35,10 @@ def test_every_private_part_exists() -> None:
         assert name in observer_source, name
 
 
-async def test_a_server_that_is_away_at_the_end_of_a_cancellation_does_not_end_the_runner() -> None:
+async def test_a_server_that_is_away_at_the_end_of_a_cancellation_does_not_end_the_runner():
     """The exception would end every task of the runner, and with them its other runs."""
 
-    async def refuse(*_: object) -> None:
+    async def refuse(*_):
         raise httpx.ConnectError("refused")
 
     manager = SimpleNamespace(
@@ -53,8 +52,8 @@ async def test_a_server_that_is_away_at_the_end_of_a_cancellation_does_not_end_t
 
 
 async def test_a_transaction_of_the_server_takes_the_write_lock_when_it_begins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     original = AioSqliteConfiguration.begin_transaction
     monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", original)
     internals.lock_sqlite_at_begin()

@@ -3,44 +3,40 @@ choices in forms.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.prefect_client import forms, runs_from_prefect
 from lachesis.prefect_client.background_serve import NIGHTLY_FLOW, TRAINING_FLOW
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def home(server: str, monkeypatch: pytest.MonkeyPatch, clean_environment: Path) -> Path:
+def home(server, monkeypatch, clean_environment):
     monkeypatch.setenv("PREFECT_API_URL", server)
     monkeypatch.setenv("LACHESIS_DEPLOYMENT", "test")
     monkeypatch.setattr(runs_from_prefect, "MIN_WAIT_S", 0.0)
     return clean_environment
 
 
-def make_deployment(api: PrefectApi, flow: str, name: str, **values: Any) -> str:
+def make_deployment(api, flow, name, **values):
     """Make a deployment without a runner, and return its id."""
     flow_id = api._request("POST", "/flows/", {"name": flow})["id"]
     body = {"name": name, "flow_id": flow_id, **values}
     return str(api._request("POST", "/deployments/", body)["id"])
 
 
-def start(api: PrefectApi, deployment_id: str, parameters: Json, key: str) -> str:
+def start(api, deployment_id, parameters, key):
     flow_run = api.create_flow_run(
         deployment_id, name=key, parameters=parameters, tags=["lachesis"], key=key
     )
     return str(flow_run["id"])
 
 
-def test_a_flow_run_that_waits_has_its_run_or_is_refused(
-    home: Path, prefect_api: PrefectApi
-) -> None:
+def test_a_flow_run_that_waits_has_its_run_or_is_refused(home, prefect_api):
     """Nobody would list it otherwise before it begins, which can take hours."""
     deployment = prefect_api.read_deployment(TRAINING_FLOW, "train-test")
     assert deployment is not None
@@ -61,17 +57,13 @@ def test_a_flow_run_that_waits_has_its_run_or_is_refused(
     prefect_api.cancel(good, "the end of the test")
 
 
-def test_a_server_that_is_gone_does_not_end_the_runner(
-    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_gone_does_not_end_the_runner(home, monkeypatch, caplog):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     runs_from_prefect.record_waiting_runs()
     assert "waiting flow runs were not recorded" in caplog.text
 
 
-def test_the_forms_follow_the_environments(
-    home: Path, prefect_api: PrefectApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_forms_follow_the_environments(home, prefect_api, monkeypatch, tmp_path):
     schema = {
         "type": "object",
         "properties": {
@@ -81,7 +73,7 @@ def test_the_forms_follow_the_environments(
     }
     make_deployment(prefect_api, NIGHTLY_FLOW, "nightly-test", parameter_openapi_schema=schema)
 
-    def read_choices() -> list[str]:
+    def read_choices():
         deployment = prefect_api.read_deployment(NIGHTLY_FLOW, "nightly-test") or {}
         fields = deployment["parameter_openapi_schema"]["properties"]
         assert fields["models"] == schema["properties"]["models"]  # type: ignore[index]

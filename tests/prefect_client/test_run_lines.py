@@ -1,7 +1,5 @@
 """Who watches `lachesis serve` reads when a run starts and how it ends."""
 
-from pathlib import Path
-
 import pytest
 
 from deployments import run_lines
@@ -14,13 +12,11 @@ RUN = "0123abcd"
 
 
 @pytest.fixture(autouse=True)
-def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def look_at_once(monkeypatch):
     monkeypatch.setattr(run_lines, "LOOK_INTERVAL_S", 0.0)
 
 
-def test_each_change_is_one_line(
-    clean_environment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_change_is_one_line(clean_environment, capsys):
     """And what was there before is none."""
     store = RunStore(clean_environment)
     store.create(make_record(run_id="ffff0000", status="completed"))
@@ -41,9 +37,7 @@ def test_each_change_is_one_line(
     ]
 
 
-def test_a_run_that_is_stopped_and_one_that_cannot_be_read(
-    clean_environment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_stopped_and_one_that_cannot_be_read(clean_environment, capsys):
     store = RunStore(clean_environment)
     lines = RunLines(clean_environment)
     store.create(make_record())
@@ -57,14 +51,12 @@ def test_a_run_that_is_stopped_and_one_that_cannot_be_read(
     assert expected in line
 
 
-def test_a_line_that_cannot_be_written_ends_nothing(
-    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_that_cannot_be_written_ends_nothing(clean_environment, monkeypatch, capsys):
     """The launcher, which prints them, holds the server and the runner."""
     store = RunStore(clean_environment)
     lines = RunLines(clean_environment)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise OSError("no space left on device")
 
     with monkeypatch.context() as context:

@@ -41,14 +41,12 @@ def test_the_end_of_the_runner_leaves_a_completed_run_completed(
     assert states[-2:] == ["RUNNING", "COMPLETED"]
 
 
-def test_schedules_of_people_survive_the_start_of_the_runner(
-    prefect_api: PrefectApi, tmp_path: Path
-) -> None:
+def test_schedules_of_people_survive_the_start_of_the_runner(prefect_api, tmp_path):
     """Prefect's pages and commands make them without a slug."""
     daily = {"cron": "0 3 * * *", "timezone": "UTC"}
     hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
 
-    def read_schedules() -> list[Any]:
+    def read_schedules():
         deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
         return sorted(
             (
@@ -77,18 +75,14 @@ def test_schedules_of_people_survive_the_start_of_the_runner(
             assert read_schedules() == before
 
 
-def test_a_watch_of_flow_runs_that_fails_is_begun_again_and_said(
-    prefect_api: PrefectApi, tmp_path: Path
-) -> None:
+def test_a_watch_of_flow_runs_that_fails_is_begun_again_and_said(prefect_api, tmp_path):
     log = tmp_path / "runner.log"
     with run_lingering_flow_runner(prefect_api, tmp_path, FAILING_WATCH):
         wait_until(lambda: "the watch polls" in log.read_text(), 60, log=log)
     assert "the watch of flow runs has failed; it begins again in 1 s" in log.read_text()
 
 
-def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(
-    prefect_api: PrefectApi, tmp_path: Path
-) -> None:
+def test_prefect_refuses_to_suspend_a_flow_run_that_has_not_begun(prefect_api, tmp_path):
     """Therefore the page of recovery names `lachesis stop` for a run that waits for its place."""
     with run_lingering_flow_runner(prefect_api, tmp_path):
         deployment: Any = prefect_api._request("GET", "/deployments/name/linger/test")
@@ -126,7 +120,7 @@ def test_a_training_that_completes_after_its_flow_run_was_marked_as_crashed(
         prefect_api.set_state(flow_run["id"], {"type": state}, force=True)
         store.create(make_record(run_id=run_id, status=status, flow_run_id=flow_run["id"]))
 
-    def read_states() -> dict[str, str]:
+    def read_states():
         return {run_id: read_state(prefect_api, id_) for run_id, id_ in flow_run_ids.items()}
 
     expected = {"0000000a": "CRASHED", "0000000b": "COMPLETED", "0000000c": "CRASHED"}

@@ -3,7 +3,6 @@
 import pytest
 
 from lachesis.base.errors import FieldValueError, RunSkippedError
-from lachesis.base.json_text import Json
 from lachesis.prefect_client import runs_from_prefect
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
@@ -27,9 +26,7 @@ NIGHTLY = {"environment": "arithmetic", "steps": 5, "name": "my nights"}
         (None, None),
     ],
 )
-def test_the_schedule_of_a_flow_run_has_a_name_also_without_a_slug(
-    monkeypatch: pytest.MonkeyPatch, creator: Json | None, name: str | None
-) -> None:
+def test_the_schedule_of_a_flow_run_has_a_name_also_without_a_slug(monkeypatch, creator, name):
     """Prefect's newer page makes schedules without one; the runner gives them this name."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(PrefectApi, "read_flow_run", lambda *_: {"created_by": creator})
@@ -37,14 +34,14 @@ def test_the_schedule_of_a_flow_run_has_a_name_also_without_a_slug(
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> RunStore:
+def store(monkeypatch):
     """Runs of a home whose flow runs are made by the schedule `nights`."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: "nights")
     return RunStore()
 
 
-def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(store: RunStore) -> None:
+def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(store):
     other = make_record(run_id="aaaaaaaa", status="running", schedule="days")
     store.create(other)
     first = find_or_create_run(store, NIGHTLY, None)
@@ -60,14 +57,12 @@ def test_a_scheduled_run_is_skipped_while_the_one_before_it_lives(store: RunStor
     assert find_or_create_run(store, NIGHTLY, None).status == "pending"
 
 
-def test_the_first_run_of_a_schedule_starts_from_the_base_model(store: RunStore) -> None:
+def test_the_first_run_of_a_schedule_starts_from_the_base_model(store):
     parameters = {**NIGHTLY, "from_checkpoint": "best"}
     assert find_or_create_run(store, parameters, None).forked_from is None
 
 
-def test_the_last_run_of_a_schedule_is_only_known_to_a_schedule(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_run_of_a_schedule_is_only_known_to_a_schedule(store, monkeypatch):
     monkeypatch.setattr(runs_from_prefect, "_read_schedule", lambda _: None)
     with pytest.raises(FieldValueError, match="from_checkpoint is 'last', which only a schedule"):
         find_or_create_run(store, {**NIGHTLY, "from_checkpoint": "last"}, None)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deployments.serve import PREFECT_SETTINGS
-from lachesis.prefect_client.resources import PrefectApi
 from lachesis.runs.store import RunStore
 from tests.harness.prefect_server import ROOT, read_state
 from tests.harness.waiting import wait_until
@@ -20,7 +19,7 @@ POOL = "lachesis"
 
 
 @pytest.fixture
-def worker_env(prefect_api: PrefectApi, tmp_path: Path, tiny_model: Path) -> dict[str, str]:
+def worker_env(prefect_api, tmp_path, tiny_model):
     home = tmp_path / "home"
     home.mkdir()
     (home / "models").symlink_to(tiny_model / "models")
@@ -33,7 +32,7 @@ def worker_env(prefect_api: PrefectApi, tmp_path: Path, tiny_model: Path) -> dic
     return {**os.environ, **PREFECT_SETTINGS, **settings}
 
 
-def run_prefect(env: dict[str, str], *words: str) -> str:
+def run_prefect(env, *words):
     done = subprocess.run(
         [*PREFECT, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
     )
@@ -41,9 +40,7 @@ def run_prefect(env: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
-def test_a_training_is_run_by_a_worker_of_prefect(
-    prefect_api: PrefectApi, worker_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_training_is_run_by_a_worker_of_prefect(prefect_api, worker_env, tmp_path):
     run_prefect(worker_env, "work-pool", "create", POOL, "--type", "process")
     run_prefect(worker_env, "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
     names = {(flow, flow) for flow in ("train", "test", "nightly", "monitor")}

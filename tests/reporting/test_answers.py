@@ -1,11 +1,9 @@
 """Answers of a group: equal ones together, what an item expects, and the colours of tokens."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from lachesis.reporting.rollouts import build_answers, read_held_out_groups, read_item_facts
 from lachesis.web.token_text import (
@@ -19,13 +17,13 @@ from tests.harness.home import make_row
 
 
 @pytest.fixture(scope="module")
-def tokenizer(random_model: str) -> Tokenizer:
+def tokenizer(random_model):
     loaded = load_tokenizer(random_model)
     assert loaded is not None
     return loaded
 
 
-def test_equal_answers_are_one_column_and_the_worst_comes_first() -> None:
+def test_equal_answers_are_one_column_and_the_worst_comes_first():
     rows = [make_row(1, 0, place, score) for place, score in enumerate([1.0, 0.0, 1.0, 1.0])]
     rows.append(make_row(1, 0, 4, 0.0) | {"score": None, "outcome": "invalid", "advantage": None})
     rows = [row | {"parts": dict(row["parts"])} for row in rows]
@@ -38,7 +36,7 @@ def test_equal_answers_are_one_column_and_the_worst_comes_first() -> None:
     assert (columns[2].bar_start, columns[2].bar_width) == (48.0, 48.0)
 
 
-def test_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None:
+def test_tokens_are_those_of_the_text(tokenizer):
     text = "12+3= é € 漢"
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     texts = decode_tokens(tokenizer, tokens)
@@ -46,7 +44,7 @@ def test_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None:
     assert "".join(texts) == text
 
 
-def test_an_answer_of_several_turns_is_a_conversation(tokenizer: Tokenizer) -> None:
+def test_an_answer_of_several_turns_is_a_conversation(tokenizer):
     tokens = tokenizer.encode("a1b2", add_special_tokens=False).ids
     row: dict[str, Any] = {
         "tokens": tokens,
@@ -64,7 +62,7 @@ def test_an_answer_of_several_turns_is_a_conversation(tokenizer: Tokenizer) -> N
     assert split_answer({"tokens": [1], "sampled": [False]}, tokenizer) == []
 
 
-def test_a_model_without_a_tokenizer_here_has_none(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_here_has_none(tmp_path):
     assert load_tokenizer("nobody/has-this-model") is None
     (tmp_path / "tokenizer.json").write_text("{")
     assert load_tokenizer(str(tmp_path)) is None
@@ -75,11 +73,11 @@ def test_a_model_without_a_tokenizer_here_has_none(tmp_path: Path) -> None:
     [(1.0, ""), (0.89, "heat-1"), (0.5, "heat-2"), (0.3, "heat-3"), (0.1, "heat-4"),
      (0.02, "heat-5"), (0.001, "heat-6")],
 )  # fmt: skip
-def test_less_probable_tokens_are_hotter(probability: float, level: str) -> None:
+def test_less_probable_tokens_are_hotter(probability, level):
     assert name_heat(math.log(probability)) == level
 
 
-def test_differences_have_two_hues() -> None:
+def test_differences_have_two_hues():
     levels = [name_difference(value) for value in (None, 0.01, 0.05, 0.3, 2.0, -0.1, -0.5, -3.0)]
     assert levels == ["", "", "heat-1", "heat-3", "heat-5", "minus-1", "minus-2", "minus-3"]
     assert name_heat(None) == ""
@@ -96,13 +94,11 @@ def test_differences_have_two_hues() -> None:
         (None, None, []),
     ],
 )
-def test_an_item_says_what_it_expects(
-    item: str | None, expected: str | None, facts: list[tuple[str, str]]
-) -> None:
+def test_an_item_says_what_it_expects(item, expected, facts):
     assert read_item_facts(item, "1+2=") == (expected, facts)
 
 
-def test_held_out_answers_are_grouped_by_item() -> None:
+def test_held_out_answers_are_grouped_by_item():
     samples = [
         {"question": "1+1=", "answer": "2", "model_answer": "2", "score": 1.0},
         {"question": "2+2=", "answer": "4", "model_answer": "5", "score": 0.0},

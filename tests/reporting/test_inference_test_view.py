@@ -3,7 +3,6 @@
 import html
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +29,11 @@ FOLLOWS = {
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> InferenceTestStore:
+def store(clean_environment):
     return InferenceTestStore(clean_environment)
 
 
-def add_test(store: InferenceTestStore, word: str | None, file: Path, **changes: Any) -> str:
+def add_test(store, word, file, **changes):
     """Store a test with a verdict, or one of a user's own prompts, and return its id."""
     spec = TestSpec(environment="sums", settings={"env.words": "a b"})
     request = InferenceRequest(
@@ -72,7 +71,7 @@ def add_test(store: InferenceTestStore, word: str | None, file: Path, **changes:
     return test.test_id
 
 
-def ask_surfaces(store: InferenceTestStore, test_id: str) -> dict[str, str]:
+def ask_surfaces(store, test_id):
     """Return what each surface says of a test, as plain text."""
     view = InferenceTestView(store.load(test_id), store)
     with TestClient(create_app(store=RunStore(store.home)), base_url="http://localhost") as client:
@@ -86,9 +85,7 @@ def ask_surfaces(store: InferenceTestStore, test_id: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("word", FOLLOWS)
-def test_all_surfaces_say_the_verdict_and_what_follows(
-    store: InferenceTestStore, tmp_path: Path, word: str
-) -> None:
+def test_all_surfaces_say_the_verdict_and_what_follows(store, tmp_path, word):
     test_id = add_test(store, word, tmp_path / "my sums.py")
     texts = ask_surfaces(store, test_id)
     for surface, text in texts.items():
@@ -102,9 +99,7 @@ def test_all_surfaces_say_the_verdict_and_what_follows(
     assert next_step == "rl_start_training()" or FOLLOWS[word] in next_step
 
 
-def test_the_training_that_follows_is_quoted_and_has_the_settings_and_the_file(
-    store: InferenceTestStore, tmp_path: Path
-) -> None:
+def test_the_training_that_follows_is_quoted_and_has_the_settings_and_the_file(store, tmp_path):
     file = tmp_path / "my sums.py"
     view = InferenceTestView(store.load(add_test(store, "learnable", file)), store)
     assert shlex.split(view.train_command) == [
@@ -115,7 +110,7 @@ def test_the_training_that_follows_is_quoted_and_has_the_settings_and_the_file(
     assert view.train_command in text["terminal"]
 
 
-def test_text_of_a_model_is_no_markup_in_prefect(store: InferenceTestStore, tmp_path: Path) -> None:
+def test_text_of_a_model_is_no_markup_in_prefect(store, tmp_path):
     view = InferenceTestView(store.load(add_test(store, "broken", tmp_path)), store)
     artifact = render_test_verdict(view)
     assert "<b>" not in artifact
@@ -123,7 +118,7 @@ def test_text_of_a_model_is_no_markup_in_prefect(store: InferenceTestStore, tmp_
     assert r"\[x\](y)" in artifact
 
 
-def test_prompts_of_a_user_have_no_verdict(store: InferenceTestStore, tmp_path: Path) -> None:
+def test_prompts_of_a_user_have_no_verdict(store, tmp_path):
     view = InferenceTestView(store.load(add_test(store, None, tmp_path)), store)
     assert (view.lead, view.mark.word) == ("The models have answered.", "answered")
     assert "(no score)" in view.models[0].answered_prompts[0]
@@ -131,9 +126,7 @@ def test_prompts_of_a_user_have_no_verdict(store: InferenceTestStore, tmp_path: 
 
 @pytest.mark.parametrize(("status", "lead"), [("running", "It is being tested."),
                                               ("failed", "It could not be tested.")])  # fmt: skip
-def test_a_test_without_a_result_says_why(
-    store: InferenceTestStore, tmp_path: Path, status: str, lead: str
-) -> None:
+def test_a_test_without_a_result_says_why(store, tmp_path, status, lead):
     error = "the disk is full\nTraceback" if status == "failed" else None
     changes = {"status": status, "result": None, "error": error}
     test: InferenceTest = store.load(add_test(store, "broken", tmp_path, **changes))

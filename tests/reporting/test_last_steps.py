@@ -4,7 +4,7 @@ from lachesis.reporting.run_schemas import summarize_last_steps
 from lachesis.runs.held_out_results import HeldOutPoint
 
 
-def test_the_newest_held_out_accuracy_counts() -> None:
+def test_the_newest_held_out_accuracy_counts():
     steps = [{"step": 1, "train/loss": 0.5, "train/percent_correct": 1.0}]
     curve = [HeldOutPoint(step=0, percent_correct=0.1), HeldOutPoint(step=1, percent_correct=0.4)]
     assert summarize_last_steps(steps, curve) == {
@@ -14,7 +14,7 @@ def test_the_newest_held_out_accuracy_counts() -> None:
     }
 
 
-def test_without_an_evaluation_the_rollouts_of_training_count() -> None:
+def test_without_an_evaluation_the_rollouts_of_training_count():
     steps = [
         {"step": 1, "train/loss": -0.25, "train/percent_correct": 0.2},
         {"step": 2, "train/percent_correct": 0.6},
@@ -27,7 +27,7 @@ def test_without_an_evaluation_the_rollouts_of_training_count() -> None:
     }
 
 
-def test_a_run_without_a_gradient_has_no_loss_to_speak_of() -> None:
+def test_a_run_without_a_gradient_has_no_loss_to_speak_of():
     summary = summarize_last_steps([{"step": 1, "train/percent_correct": 1.0}], [])
     assert (summary["loss"], summary["accuracy"]) == (0.0, 1.0)
     assert summarize_last_steps([], [])["loss"] is None

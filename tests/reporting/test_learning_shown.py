@@ -7,8 +7,6 @@ import re
 import signal
 import time
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,7 +26,6 @@ from lachesis.reporting.run_schemas import build_run_status
 from lachesis.reporting.run_summary import summarize_run
 from lachesis.reporting.run_view import RunView
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.web.report_file import write_report
 from tests.harness.home import write_run
@@ -39,13 +36,13 @@ STALL = "the trainer has been waiting for samples of the engine for 100 s"
 EVIDENCE = f"100% of 6,400 rollouts had no usable score ({REASON}, 400 times)"
 
 
-def make(store: RunStore, **changes: Any) -> RunRecord:
+def make(store, **changes):
     values = {"environment": "arithmetic", "total_steps": 100, "started_at": now_iso()}
     return write_run(store, **{"run_id": RUN, **values, **changes})
 
 
 @pytest.fixture
-def failed(store: RunStore) -> RunRecord:
+def failed(store):
     """A run whose verifier always raised; nobody has judged it."""
     record = make(
         store,
@@ -64,7 +61,7 @@ def failed(store: RunStore) -> RunRecord:
     return record
 
 
-def printed(view: Any, width: int = 80) -> str:
+def printed(view, width=80):
     console = Console(
         file=io.StringIO(),
         width=width,
@@ -76,14 +73,12 @@ def printed(view: Any, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def answers(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+def answers(capsys, *words):
     assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_dead_run_has_one_word_everywhere(
-    store: RunStore, failed: RunRecord, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_dead_run_has_one_word_everywhere(store, failed, capsys, tmp_path):
     (row,) = answers(capsys, "runs")["runs"]
     assert (row["learning"], row["evidence"]) == ("broken", EVIDENCE)
     health = answers(capsys, "status", RUN)["health"]
@@ -101,9 +96,7 @@ def test_a_dead_run_has_one_word_everywhere(
     [{"status": "starting"}, {"status": "pending", "started_at": None}],
     ids=["starting", "waiting"],
 )
-def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
-    store: RunStore, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
-) -> None:
+def test_a_resumed_run_shows_no_counts_of_the_attempt_before(store, capsys, changes):
     make(store, attempt=2, **changes)
     counted = {
         "written_at": time.time() - 60,
@@ -119,9 +112,7 @@ def test_a_resumed_run_shows_no_counts_of_the_attempt_before(
     assert (row["learning"], row["evidence"]) == ("too early", "0 of at least 5 steps")
 
 
-def test_metrics_that_cannot_be_read_hide_no_other_run(
-    store: RunStore, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_that_cannot_be_read_hide_no_other_run(store, capsys):
     """A folder in their place fails to open for every user, also for root."""
     make(store)
     make(store, run_id="4567abcd")
@@ -133,7 +124,7 @@ def test_metrics_that_cannot_be_read_hide_no_other_run(
     assert rows["4567abcd"]["percent_correct"] == 0.5
 
 
-def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) -> None:
+def test_the_word_is_readable_in_80_columns(store, failed):
     records, _ = list_runs_with_warning(store)
     rows = [{**summarize_run(records[0], store.dir(RUN)).to_payload(), "differing": {}}]
     lines = printed(render_runs(rows, 1, 1)).splitlines()
@@ -158,9 +149,7 @@ def test_the_word_is_readable_in_80_columns(store: RunStore, failed: RunRecord) 
         ("completed", "healthy", True),
     ],
 )
-def test_only_a_run_that_was_measured_is_green(
-    store: RunStore, status: str, word: str, green: bool
-) -> None:
+def test_only_a_run_that_was_measured_is_green(store, status, word, green):
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     for step in range(1, 31) if word == "healthy" else ():
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": step / 60})
@@ -173,18 +162,16 @@ def test_only_a_run_that_was_measured_is_green(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(store, monkeypatch, number):
     make(store, status="running", phase="training")
 
     class Removed:
-        def __del__(self) -> None:
+        def __del__(self):
             os.kill(os.getpid(), number)
 
     looks = []
 
-    def look(store: RunStore, run_id: str) -> RunRecord:
+    def look(store, run_id):
         looks.append(run_id)
         if len(looks) == 2:
             Removed()
@@ -199,9 +186,7 @@ def test_ctrl_c_while_python_removes_an_object_is_not_forgotten(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_watching_prints_the_word_when_it_changes(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_watching_prints_the_word_when_it_changes(store, monkeypatch, capsys):
     """Also where no monitor looks at the run."""
     make(store, status="completed", ended_at=now_iso())
     for step in range(1, 31):
@@ -215,7 +200,7 @@ def test_watching_prints_the_word_when_it_changes(
 
 
 @pytest.fixture
-def stalled(store: RunStore) -> RunRecord:
+def stalled(store):
     """A run that learned well until its sampler stopped answering; the monitor has seen it."""
     make(store, status="running", phase="training", flow_run_id=None)
     began = time.time() - 130
@@ -237,13 +222,7 @@ def stalled(store: RunStore) -> RunRecord:
     return store.load(RUN)
 
 
-def test_a_run_that_stands_still_is_nowhere_green(
-    store: RunStore,
-    stalled: RunRecord,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_stands_still_is_nowhere_green(store, stalled, monkeypatch, capsys, tmp_path):
     """Each place that shows the word shows the stall, and no time that is left."""
     monkeypatch.setattr(refresh, "refresh_runs", lambda store, records: (records, None))
     monkeypatch.setattr("lachesis.operations.runs.get_run", lambda store, run_id: stalled)
@@ -267,7 +246,7 @@ def test_a_run_that_stands_still_is_nowhere_green(
     assert f"Stalled in sampler since 2026-11-25T04:00:00+00:00: {STALL}" in page
 
 
-def test_a_step_that_is_far_too_late_has_no_time_left(store: RunStore, stalled: RunRecord) -> None:
+def test_a_step_that_is_far_too_late_has_no_time_left(store, stalled):
     """The monitor looks only every minute."""
     steps = MetricsFile(store.dir(RUN).metrics).read()
     unseen = stalled.model_copy(update={"health": None})
@@ -278,7 +257,7 @@ def test_a_step_that_is_far_too_late_has_no_time_left(store: RunStore, stalled: 
         assert (status.progress.eta_seconds is not None) is is_known
 
 
-def test_files_alone_do_not_end_a_stall(store: RunStore, stalled: RunRecord) -> None:
+def test_files_alone_do_not_end_a_stall(store, stalled):
     """Who looks without the monitor sees no more than files; a new step ends the stall."""
     old = stalled.model_copy(
         update={"health": {**(stalled.health or {}), "at": "2026-01-01T00:00:00+00:00"}}
@@ -288,9 +267,7 @@ def test_files_alone_do_not_end_a_stall(store: RunStore, stalled: RunRecord) -> 
     assert refresh_health(store, old).stall is None
 
 
-def test_watching_prints_when_a_stall_begins_and_ends(
-    store: RunStore, stalled: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_prints_when_a_stall_begins_and_ends(store, stalled, monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr("lachesis.cli.terminal.console", console)
     display = watch._LineDisplay(stalled)
@@ -309,9 +286,7 @@ def test_watching_prints_when_a_stall_begins_and_ends(
     ("num_steps", "text"),
     [(1, "one step each"), (3, "one step each"), (4, "means over 2 steps"), (300, "over 5 steps")],
 )
-def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(
-    store: RunStore, num_steps: int, text: str
-) -> None:
+def test_the_window_of_the_mean_rewards_is_the_one_that_was_used(store, num_steps, text):
     make(store, status="completed", ended_at=now_iso())
     for step in range(1, num_steps + 1):
         MetricsFile(store.dir(RUN).metrics).append(step, {"reward/mean": 0.5})

@@ -1,22 +1,19 @@
 """Runs that were read are kept until their files change, and not for ever."""
 
-from pathlib import Path
-
 import pytest
 
 from lachesis.reporting import run_cache
 from lachesis.reporting.run_cache import RunCache
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunStore
 from tests.web.recorded import BEST, FAILED, LIVING, SLOW, fill_home, make_metrics
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> RunStore:
+def store(clean_environment):
     return fill_home(clean_environment)
 
 
-def test_what_has_changed_is_read_again(store: RunStore) -> None:
+def test_what_has_changed_is_read_again(store):
     cache = RunCache(store)
     record = cache.load_record(LIVING)
     assert cache.load_record(LIVING) is record
@@ -32,7 +29,7 @@ def test_what_has_changed_is_read_again(store: RunStore) -> None:
     assert cache.summarize(cache.load_record(LIVING)).step == 3
 
 
-def test_a_file_that_was_written_anew_is_read_from_its_beginning(store: RunStore) -> None:
+def test_a_file_that_was_written_anew_is_read_from_its_beginning(store):
     cache = RunCache(store)
     assert len(cache.read_steps(BEST)) == 4
     store.dir(BEST).metrics.write_text('{"step": 1, "reward/mean": 0.5}\n')
@@ -41,7 +38,7 @@ def test_a_file_that_was_written_anew_is_read_from_its_beginning(store: RunStore
     assert cache.read_steps(BEST) == []
 
 
-def test_only_some_runs_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_runs_are_kept(store, monkeypatch):
     monkeypatch.setattr(run_cache, "MAX_KEPT_STEPS", 2)
     monkeypatch.setattr(run_cache, "MAX_KEPT_TABLES", 1)
     cache = RunCache(store)
@@ -52,14 +49,14 @@ def test_only_some_runs_are_kept(store: RunStore, monkeypatch: pytest.MonkeyPatc
     assert [key for key in cache._values if key[0] == "groups"] == [("groups", FAILED)]
 
 
-def test_a_run_that_is_removed_is_gone(store: RunStore) -> None:
+def test_a_run_that_is_removed_is_gone(store):
     cache = RunCache(store)
     assert len(cache.list_records()) == 4
     store.discard(SLOW)
     assert SLOW not in [record.run_id for record in cache.list_records()]
 
 
-def test_the_summary_of_an_older_record_is_not_kept(store: RunStore) -> None:
+def test_the_summary_of_an_older_record_is_not_kept(store):
     """A thread that has read a record goes on with it after another one has read the next."""
     cache = RunCache(store)
     older = cache.load_record(BEST)

@@ -6,14 +6,11 @@ and each surface is asked in its own words.
 
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.runs.store import RunStore
-from tests.harness.recorded_runs import RECIPES, HeldOut, Recipe, record_run
+from tests.harness.recorded_runs import RECIPES, record_run
 from tests.harness.surfaces import SURFACES, Claims, Surfaces
 
 REWARDS = {"first_reward", "last_reward"}
@@ -44,7 +41,7 @@ UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "thousand": 1e3, "million": 1e6, "billion
          "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}  # fmt: skip
 
 
-def expect(recipe: Recipe) -> Claims:
+def expect(recipe):
     """Return the facts of a run that its recipe has."""
     num_steps = len(recipe.rewards)
     facts: Claims = {"verdict": recipe.verdict, "next_steps": set(list_next_steps(recipe))}
@@ -71,12 +68,12 @@ def expect(recipe: Recipe) -> Claims:
     return facts
 
 
-def average(values: Any) -> float | None:
+def average(values):
     present_values = [value for value in values if value is not None]
     return math.fsum(present_values) / len(present_values) if present_values else None
 
 
-def describe_result(moment: str, result: HeldOut) -> Claims:
+def describe_result(moment, result):
     facts: Claims = {f"{moment}_share": result.share}
     if result.items:
         low, high = solve_score_interval(result.share, result.items)
@@ -84,10 +81,10 @@ def describe_result(moment: str, result: HeldOut) -> Claims:
     return facts
 
 
-def solve_score_interval(share: float, items: int) -> tuple[float, float]:
+def solve_score_interval(share, items):
     """Return where a true share is 1.96 standard errors away, found by bisection."""
 
-    def is_far(true_share: float) -> bool:
+    def is_far(true_share):
         error = math.sqrt(true_share * (1 - true_share) / items)
         return abs(share - true_share) > 1.959963984540054 * error
 
@@ -101,7 +98,7 @@ def solve_score_interval(share: float, items: int) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def are_told_apart(before: HeldOut, after: HeldOut) -> bool:
+def are_told_apart(before, after):
     """Return whether the interval of the difference leaves out 0 (Newcombe's method 10)."""
     low, high = sorted((before, after), key=lambda result: result.share)
     if not low.items or not high.items:
@@ -111,7 +108,7 @@ def are_told_apart(before: HeldOut, after: HeldOut) -> bool:
     return high.share - low.share > math.hypot(below, above)
 
 
-def find_better_checkpoint(recipe: Recipe) -> int | None:
+def find_better_checkpoint(recipe):
     """Return the step of the best checkpoint, if it is not the newest."""
     if not recipe.checkpoints:
         return None
@@ -124,7 +121,7 @@ def find_better_checkpoint(recipe: Recipe) -> int | None:
     return None if best == recipe.checkpoints[-1] else best
 
 
-def list_next_steps(recipe: Recipe) -> Iterator[str]:
+def list_next_steps(recipe):
     """List what a person can do with the run after its end."""
     status = recipe.changes.get("status", "completed")
     if status == "failed":
@@ -136,7 +133,7 @@ def list_next_steps(recipe: Recipe) -> Iterator[str]:
         yield f"lachesis export {recipe.run_id} --to DIR"
 
 
-def read_number(text: str) -> tuple[float, float]:
+def read_number(text):
     """Return a number as it is written, and half a unit of its last digit."""
     match = re.fullmatch(r"([−-]?)\$?([\d,]*\.?\d+(?:e-?\d+)?) ?(\w+|%)?", text.strip())
     assert match, text
@@ -149,7 +146,7 @@ def read_number(text: str) -> tuple[float, float]:
     return (-value if sign else value), 0.5 * 10**-decimals * factor
 
 
-def agrees(said: Any, fact: Any) -> bool:
+def agrees(said, fact):
     """Return whether what a surface says is the fact, as precisely as it is written."""
     if isinstance(fact, bool | set) or (isinstance(fact, str) and isinstance(said, str)):
         return bool(said == fact)
@@ -166,7 +163,7 @@ def agrees(said: Any, fact: Any) -> bool:
     return abs(value - fact) <= tolerance * 1.0001
 
 
-def find_disagreements(recipe: Recipe, surface: str, said: Claims) -> list[str]:
+def find_disagreements(recipe, surface, said):
     """Return the facts that a surface leaves out or says otherwise."""
     facts, disagreements = expect(recipe), list[str]()
     if surface == "card" and not recipe.checkpoints:  # There are no weights to push.
@@ -182,7 +179,7 @@ def find_disagreements(recipe: Recipe, surface: str, said: Claims) -> list[str]:
     return disagreements
 
 
-def is_on_curve(recipe: Recipe, point: tuple[int, float] | None) -> bool:
+def is_on_curve(recipe, point):
     """Return whether a point of a curve is the mean of 15 steps around its step."""
     if point is None:
         return False
@@ -192,12 +189,12 @@ def is_on_curve(recipe: Recipe, point: tuple[int, float] | None) -> bool:
 
 
 @pytest.fixture
-def surfaces(clean_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Surfaces:
+def surfaces(clean_environment, tmp_path, monkeypatch):
     return Surfaces(RunStore(clean_environment), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", RECIPES)
-def test_all_surfaces_say_the_same_of_a_run(surfaces: Surfaces, kind: str) -> None:
+def test_all_surfaces_say_the_same_of_a_run(surfaces, kind):
     recipe = RECIPES[kind]
     record_run(surfaces.store, recipe)
     disagreements = {

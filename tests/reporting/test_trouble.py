@@ -11,7 +11,6 @@ from lachesis.reporting.run_headline import (
     find_first_bad_step,
 )
 from lachesis.runs.metrics import Step
-from lachesis.runs.record import RunRecord
 from tests.harness.home import make_record
 
 RAISED = "40% of the rollouts of the last 20 steps had no usable score, since step 3 (it raised)"
@@ -21,12 +20,12 @@ STEPS: list[Step] = [
 ]
 
 
-def make_judged(word: str, *evidence: str) -> RunRecord:
+def make_judged(word, *evidence):
     health = {"word": word, "evidence": list(evidence), "advice": [], "final": True}
     return make_record(run_id="aaaa0001", status="completed", health=health)
 
 
-def test_outcomes_add_up_to_all_rollouts() -> None:
+def test_outcomes_add_up_to_all_rollouts():
     rows = count_outcomes([*STEPS[:2], {"step": 3, "rollouts/invalid": 4}], group_size=4)
     assert rows[0] == OutcomeRow("the environment raised", 8, 8 / 24)
     assert [(row.name, row.count) for row in rows] == [
@@ -39,7 +38,7 @@ def test_outcomes_add_up_to_all_rollouts() -> None:
     assert count_outcomes([{"step": 1}], group_size=4) == []
 
 
-def test_the_curve_of_the_evidence_and_its_step_are_shown() -> None:
+def test_the_curve_of_the_evidence_and_its_step_are_shown():
     record = make_judged("suspect", RAISED)
     verdict = describe_verdict(record, 30, {"first": 0.1, "last": 0.5}, [])
     trouble = describe_trouble(record, verdict, SMALL_CHARTS, STEPS, group_size=4)
@@ -49,7 +48,7 @@ def test_the_curve_of_the_evidence_and_its_step_are_shown() -> None:
     assert [row.count for row in trouble.outcomes] == [80, 60, 60]
 
 
-def test_nothing_is_shown_of_a_run_that_needs_no_look() -> None:
+def test_nothing_is_shown_of_a_run_that_needs_no_look():
     record = make_judged("healthy", "since step 3 the reward rises")
     verdict = describe_verdict(record, 30, {"first": 0.1, "last": 0.5}, [])
     assert describe_trouble(record, verdict, SMALL_CHARTS, STEPS, group_size=4) is None

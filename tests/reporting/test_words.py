@@ -1,7 +1,6 @@
 """What the pages say: verdicts, comparisons, numbers, and nothing that the data does not allow."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -16,21 +15,20 @@ from lachesis.reporting.comparison import ComparedRun, Comparison, write_compare
 from lachesis.reporting.run_headline import describe_verdict
 from lachesis.reporting.run_summary import RunSummary
 from lachesis.reporting.verdict_marks import choose_mark, needs_a_look
-from lachesis.runs.held_out_results import HeldOutPoint, to_point
-from lachesis.runs.record import RunRecord
+from lachesis.runs.held_out_results import to_point
 from tests.harness.home import make_record
 
 REWARD = {"first": 0.1, "last": 0.9}
 
 
-def make_point(step: int, share: float, items: int | None = 20) -> HeldOutPoint:
+def make_point(step, share, items=20):
     metrics = {"eval/percent_correct": share}
     point = to_point(metrics | ({} if items is None else {"eval/items": items}), step)
     assert point is not None
     return point
 
 
-def make_judged(word: str | None, **changes: Any) -> RunRecord:
+def make_judged(word, **changes):
     health = {"word": word, "evidence": ["the mean reward fell"], "advice": ["go back"]}
     return make_record(**{"status": "completed", "health": health if word else None, **changes})
 
@@ -43,7 +41,7 @@ def make_judged(word: str | None, **changes: Any) -> RunRecord:
         (None, "no held-out result before and after says whether it generalizes."),
     ],
 )
-def test_a_sentence_says_no_more_than_the_intervals_allow(after: float | None, words: str) -> None:
+def test_a_sentence_says_no_more_than_the_intervals_allow(after, words):
     curve = [make_point(0, 0.15)] + ([] if after is None else [make_point(9, after)])
     verdict = describe_verdict(make_judged("healthy"), 9, REWARD, curve)
     assert verdict.lead == "It learned."
@@ -66,14 +64,14 @@ def test_a_sentence_says_no_more_than_the_intervals_allow(after: float | None, w
         (make_judged(None, status="running"), "too early", "Too early to tell."),
     ],
 )
-def test_each_verdict_begins_in_its_own_words(record: RunRecord, word: str, lead: str) -> None:
+def test_each_verdict_begins_in_its_own_words(record, word, lead):
     verdict = describe_verdict(record, 9, REWARD, [])
     assert (verdict.mark.word, verdict.lead) == (word, lead)
     alarming = ("suspect", "not learning", "broken", "failed")
     assert needs_a_look(record) == (word in alarming)
 
 
-def test_a_run_that_stands_still_is_not_called_healthy() -> None:
+def test_a_run_that_stands_still_is_not_called_healthy():
     stall = {"part": "trainer", "since": "12:00", "evidence": "no step"}
     record = make_record(status="running", health={"word": "healthy", "stalled": stall})
     verdict = describe_verdict(record, 9, REWARD, [])
@@ -82,7 +80,7 @@ def test_a_run_that_stands_still_is_not_called_healthy() -> None:
     assert "stalled in trainer" in verdict.lead_rest.lower()
 
 
-def test_no_sentence_names_a_folder_of_this_machine() -> None:
+def test_no_sentence_names_a_folder_of_this_machine():
     text = "it blocks in score() at /home/me/tasks/sums.py:88; see https://x.org/a/b.html, 1/2.5"
     stall = {"part": "environment", "since": "2026-01-01T00:00:00+00:00", "evidence": text}
     record = make_record(status="running", health={"word": "healthy", "stalled": stall})
@@ -90,7 +88,7 @@ def test_no_sentence_names_a_folder_of_this_machine() -> None:
     assert "in score() at sums.py:88; see https://x.org/a/b.html, 1/2.5" in rest
 
 
-def test_a_reward_that_fell_is_not_said_to_have_risen() -> None:
+def test_a_reward_that_fell_is_not_said_to_have_risen():
     verdict = describe_verdict(make_judged("healthy"), 1, {"first": 0.5, "last": 0.4}, [])
     assert verdict.lead_rest.startswith("In one step the reward fell from 0.500 to 0.400;")
     verdict = describe_verdict(make_judged("healthy"), 0, {}, [])
@@ -100,7 +98,7 @@ def test_a_reward_that_fell_is_not_said_to_have_risen() -> None:
 # --- comparisons
 
 
-def make_run(run_id: str, share: float | None, items: int = 20, **settings: Any) -> ComparedRun:
+def make_run(run_id, share, items=20, **settings):
     summary = RunSummary(
         record=make_record(run_id=run_id, environment=settings.pop("environment", "sums")),
         step=9,
@@ -116,11 +114,11 @@ def make_run(run_id: str, share: float | None, items: int = 20, **settings: Any)
     return ComparedRun(summary, [], [] if share is None else [make_point(9, share, items)])
 
 
-def compare(*runs: ComparedRun) -> str:
+def compare(*runs):
     return " ".join(write_compare_lead(Comparison(list(runs))))
 
 
-def test_the_best_run_is_named_only_if_the_items_can_tell() -> None:
+def test_the_best_run_is_named_only_if_the_items_can_tell():
     assert compare(make_run("a", 0.95), make_run("b", 0.1)) == (
         "A is best: 0.950 held out, above all others. B is 0.85 behind with the same settings."
     )
@@ -134,13 +132,13 @@ def test_the_best_run_is_named_only_if_the_items_can_tell() -> None:
     assert sentence.endswith("A is 0.80 behind, with learning_rate 0.00004.")
 
 
-def test_more_items_tell_more() -> None:
+def test_more_items_tell_more():
     assert compare(make_run("a", 0.6), make_run("b", 0.7)).startswith("A and B are best")
     many = compare(make_run("a", 0.6, 2000), make_run("b", 0.7, 2000))
     assert many.startswith("B is best: 0.700 held out, above all others. A is 0.10 behind")
 
 
-def test_runs_without_results_are_not_ranked() -> None:
+def test_runs_without_results_are_not_ranked():
     assert compare(make_run("a", 0.6), make_run("b", None)) == (
         "None can be called best. 1 of 2 runs has a held-out result of trained weights."
     )
@@ -160,11 +158,11 @@ def test_runs_without_results_are_not_ranked() -> None:
         (None, "none"), (2500, "2,500"), ("auto", "auto"), (0.1 + 0.2, "0.3"),
     ],
 )  # fmt: skip
-def test_settings_are_written_as_a_person_would_type_them(value: Any, text: str) -> None:
+def test_settings_are_written_as_a_person_would_type_them(value, text):
     assert format_setting(value) == text
 
 
-def test_moments_are_said_as_a_person_says_them() -> None:
+def test_moments_are_said_as_a_person_says_them():
     now = datetime(2026, 3, 10, 12, 0, tzinfo=UTC).astimezone()
     for age, words in (
         (timedelta(seconds=5), "just now"),
@@ -176,7 +174,7 @@ def test_moments_are_said_as_a_person_says_them() -> None:
         assert format_moment((now - age).isoformat(), now).startswith(words)
 
 
-def test_counts_and_lists() -> None:
+def test_counts_and_lists():
     assert [count_in_words(count) for count in (0, 3, 10, 1200)] == ["no", "three", "ten", "1,200"]
     assert count_in_words(2, is_first=True) == "Two"
     assert [join_words(list(words)) for words in ("", "A", "AB", "ABC")] == [

@@ -24,12 +24,12 @@ OURS = sorted(
 )
 
 
-def subclasses(kind: type) -> list[type]:
+def subclasses(kind):
     return [one for child in kind.__subclasses__() for one in (child, *subclasses(child))]
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_fits_one_sitting_and_a_function_one_screen(path: Path) -> None:
+def test_a_module_fits_one_sitting_and_a_function_one_screen(path):
     """400 lines a module, 60 a function; a function that only holds others, such as one of routes,
     counts as those.
     """
@@ -65,7 +65,7 @@ LIGHT = (
 )
 
 
-def test_imports_stay_light() -> None:
+def test_imports_stay_light():
     """A command that asks for a status must not load torch. One interpreter imports all modules."""
     script = (
         "import importlib, json, sys\n"
@@ -80,7 +80,7 @@ def test_imports_stay_light() -> None:
     assert loaded == {name: [] for name in LIGHT}
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_one_way():
     """The contracts in pyproject.toml."""
     done = subprocess.run(
         [
@@ -97,7 +97,7 @@ def test_imports_point_one_way() -> None:
 
 
 @pytest.mark.parametrize("kind", subclasses(errors.LachesisError), ids=lambda kind: kind.__name__)
-def test_every_error_stands_in_the_tree_with_its_code(kind: type[errors.LachesisError]) -> None:
+def test_every_error_stands_in_the_tree_with_its_code(kind):
     tree = errors.__doc__ or ""
     if kind is errors.RunError:  # It is never raised itself.
         assert re.search(r"RunError\s+also RuntimeError", tree)
@@ -105,18 +105,18 @@ def test_every_error_stands_in_the_tree_with_its_code(kind: type[errors.Lachesis
         assert re.search(rf"{kind.__name__}\s+{kind.code}\b", tree)
 
 
-def test_errors_that_no_program_would_tell_apart_have_one_code() -> None:
+def test_errors_that_no_program_would_tell_apart_have_one_code():
     assert len(errors.list_error_codes()) <= 26
 
 
-def test_all_of_our_code_is_checked_by_mypy_and_every_warning_is_an_error() -> None:
+def test_all_of_our_code_is_checked_by_mypy_and_every_warning_is_an_error():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert {"lachesis", "flows", "tasks", "deployments"} <= set(settings["mypy"]["packages"])
     assert settings["mypy"]["strict"] is True
     assert settings["pytest"]["ini_options"]["filterwarnings"][0] == "error"
 
 
-def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
+def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path):
     """Generic names like `tasks` must not reach other people's environments."""
     command = [
         sys.executable,
@@ -142,7 +142,7 @@ def test_the_wheel_holds_lachesis_and_nothing_else(tmp_path: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lachesis"}
 
 
-def test_the_readme_is_read_on_a_screen_and_a_half() -> None:
+def test_the_readme_is_read_on_a_screen_and_a_half():
     readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) < 90
     links = re.findall(r"\]\((?!https?:)([^)#]+)", readme)
@@ -150,7 +150,7 @@ def test_the_readme_is_read_on_a_screen_and_a_half() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_guide_for_agents_is_short() -> None:
+def test_the_guide_for_agents_is_short():
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
 
 
@@ -163,7 +163,7 @@ EVERYDAY = {
 }  # fmt: skip
 
 
-def test_every_file_and_module_that_the_makefile_names_exists() -> None:
+def test_every_file_and_module_that_the_makefile_names_exists():
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = subprocess.run(
         ["make", "--dry-run", f"VENV={ROOT / 'no-environment'}", *targets],
@@ -180,7 +180,7 @@ def test_every_file_and_module_that_the_makefile_names_exists() -> None:
     assert [name for name in sorted(modules) if importlib.util.find_spec(name) is None] == []
 
 
-def test_modules_named_as_everyday_variables_are_imported_by_name_only() -> None:
+def test_modules_named_as_everyday_variables_are_imported_by_name_only():
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in OURS}
     bound = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {alias.name}"

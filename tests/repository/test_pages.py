@@ -26,19 +26,19 @@ from tests.web.real_runs import unpack_runs
 
 
 @pytest.mark.parametrize("page", GENERATED_PAGES)
-def test_a_page_is_made_from_the_code(page: str) -> None:
+def test_a_page_is_made_from_the_code(page):
     """After a change: python -m docs_generator"""
     assert (DOCS / page).read_text(encoding="utf-8") == render_generated_page(page)
 
 
-def test_every_page_begins_with_its_reader() -> None:
+def test_every_page_begins_with_its_reader():
     for page in [*list_pages(), *GENERATED_PAGES]:
         if page.endswith(".md") and page != "index.md":
             text = (DOCS / page).read_text(encoding="utf-8")
             assert re.search(r"\A(<!--.*?-->\n\n)?# .+\n\nFor who", text), page
 
 
-def test_every_file_that_a_guide_for_developers_names_exists() -> None:
+def test_every_file_that_a_guide_for_developers_names_exists():
     for guide in ("AGENTS.md", "docs/development/contributing.md", "bench/README.md"):
         named = re.findall(
             r"`((?:bench|docs|docs_generator|flows|lachesis|tasks|tests)/[^`* ]*)`",
@@ -49,7 +49,7 @@ def test_every_file_that_a_guide_for_developers_names_exists() -> None:
         assert set(missing) <= only_in_the_wheel, guide
 
 
-def test_the_map_says_what_every_package_is_for() -> None:
+def test_the_map_says_what_every_package_is_for():
     rows = dict(
         re.findall(r"^\| `(\w+)` \| (.*) \|$", (DOCS / "development/map.md").read_text(), re.M)
     )
@@ -58,7 +58,7 @@ def test_the_map_says_what_every_package_is_for() -> None:
     assert [name for name, purpose in rows.items() if not purpose] == []
 
 
-def test_every_error_has_an_entry_with_what_why_and_what_to_do() -> None:
+def test_every_error_has_an_entry_with_what_why_and_what_to_do():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
     assert set(entries) == {error.code for error in list_error_classes()}
@@ -66,7 +66,7 @@ def test_every_error_has_an_entry_with_what_why_and_what_to_do() -> None:
         assert re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE) == ["What", "Why", "Do"], code
 
 
-def test_every_metric_of_real_runs_has_a_meaning(tmp_path: Path) -> None:
+def test_every_metric_of_real_runs_has_a_meaning(tmp_path):
     store = unpack_runs(tmp_path)
     names: set[str] = set()
     for record in store.all():
@@ -80,7 +80,7 @@ def test_every_metric_of_real_runs_has_a_meaning(tmp_path: Path) -> None:
     )
 
 
-def test_every_file_of_a_run_is_described(tmp_path: Path) -> None:
+def test_every_file_of_a_run_is_described(tmp_path):
     run_dir = RunDir(tmp_path, "RUN")
     paths = [value for value in vars(run_dir).values() if isinstance(value, Path)]
     names = {str(path.relative_to(run_dir.path)) for path in paths} - {"."}
@@ -88,7 +88,7 @@ def test_every_file_of_a_run_is_described(tmp_path: Path) -> None:
     assert "runs/RUN/" in HOME_FILES
 
 
-def test_every_variable_of_the_code_is_described() -> None:
+def test_every_variable_of_the_code_is_described():
     """Those of the program itself, as they are read and written in its code."""
     folders = ("lachesis", "flows", "tasks", "deployments")
     text = "\n".join(
@@ -104,7 +104,7 @@ def test_every_variable_of_the_code_is_described() -> None:
     assert own | set(INTERNAL_VARIABLES) == names
 
 
-def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_is_built_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)

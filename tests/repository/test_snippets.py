@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ RUNNABLE_PAGES = [
 
 
 @pytest.fixture(scope="module")
-def reader_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def reader_env(tmp_path_factory):
     """The variables of a reader, who goes on from page to page with one home, empty at first."""
     env = make_reader_env(tmp_path_factory.mktemp("reader") / "home")
     env["LACHESIS_PAGES_PORT"] = "0"
@@ -46,7 +45,7 @@ def reader_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in RUNNABLE_PAGES if page not in LONG_PAGES])
-def test_the_commands_of_a_page_run(page: str, reader_env: dict[str, str], tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page, reader_env, tmp_path):
     run_page(page, tmp_path, reader_env)
 
 
@@ -61,7 +60,7 @@ def test_the_commands_of_a_long_page_run(
     print(f"{page} takes {time.monotonic() - started:.0f} s")
 
 
-def test_a_block_that_is_not_run_says_why() -> None:
+def test_a_block_that_is_not_run_says_why():
     reasons = [
         snippet.skip_reason
         for page in list_pages()
@@ -72,5 +71,5 @@ def test_a_block_that_is_not_run_says_why() -> None:
     assert all(len(reason.split()) > 2 for reason in reasons)
 
 
-def test_a_command_may_take_several_lines() -> None:
+def test_a_command_may_take_several_lines():
     assert list_commands("$ a \\\n    b\noutput\n$ c\n") == ["a \\\n    b", "c"]

@@ -1,7 +1,6 @@
 """A batch is read from JSON in small steps, and comes out as `json.loads` gives it."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ VALUES = st.recursive(
 NUMBERS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=3)
 
 
-def as_lists(value: Any) -> Any:
+def as_lists(value):
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
@@ -28,7 +27,7 @@ def as_lists(value: Any) -> Any:
 
 
 @examples(VALUES, st.sampled_from([None, 1, "\t"]), st.booleans())
-def test_any_value_is_read_as_json_reads_it(value: Any, indent: Any, ascii_alone: bool) -> None:
+def test_any_value_is_read_as_json_reads_it(value, indent, ascii_alone):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_alone)
     content = f" \n{text}\r\n ".encode(errors="surrogatepass")
     try:
@@ -46,7 +45,7 @@ def test_any_value_is_read_as_json_reads_it(value: Any, indent: Any, ascii_alone
         max_size=3,
     )
 )
-def test_a_batch_has_arrays_and_loses_no_number(groups: list[dict[str, Any]]) -> None:
+def test_a_batch_has_arrays_and_loses_no_number(groups):
     batch = read_batch_json(json.dumps({"batch": groups}).encode())["batch"]
     for group, original in zip(batch, groups, strict=True):
         for row, numbers in zip(group["tokens"], original["tokens"], strict=True):
@@ -66,14 +65,14 @@ def test_a_batch_has_arrays_and_loses_no_number(groups: list[dict[str, Any]]) ->
     [[1, "x"], [2**70], [[1], [2, 3]], [[1], [2]], [1.5], [True, None]],
     ids=lambda row: json.dumps(row),
 )
-def test_what_does_not_fit_an_array_stays_a_list(row: Any) -> None:
+def test_what_does_not_fit_an_array_stays_a_list(row):
     assert read_batch_json(json.dumps({"batch": [{"tokens": [row]}]}).encode())["batch"][0][
         "tokens"
     ] == [row]
 
 
 @examples(st.data(), VALUES)
-def test_text_that_is_cut_off_is_refused(data: st.DataObject, value: Any) -> None:
+def test_text_that_is_cut_off_is_refused(data, value):
     text = json.dumps({"batch": [{"tokens": [[1, 2]], "more": value}]}).encode()
     cut = data.draw(st.integers(0, len(text) - 1))
     with pytest.raises(
@@ -84,11 +83,11 @@ def test_text_that_is_cut_off_is_refused(data: st.DataObject, value: Any) -> Non
         read_batch_json(text + b"]")
 
 
-def test_no_call_into_c_reads_more_than_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_into_c_reads_more_than_one_rollout(monkeypatch):
     """Each such call holds the interpreter's lock; the inference server answers between them."""
     longest, scan = 0, batch_json.decode_value
 
-    def measured(text: str, at: int) -> tuple[Any, int]:
+    def measured(text, at):
         nonlocal longest
         value, end = scan(text, at)
         longest = max(longest, end - at)

@@ -7,12 +7,12 @@ from typing import Any
 from lachesis.rollout_api.routes import BoundedRolloutServer
 
 
-async def test_a_poll_that_times_out_leaves_no_task() -> None:
+async def test_a_poll_that_times_out_leaves_no_task():
     state: Any = SimpleNamespace(batchsize=8, queue=[], curr_batch=[], envs=[])
     server = BoundedRolloutServer(SimpleNamespace(state=state), max_waiting_batches=1)
     disconnected = asyncio.Event()
 
-    async def receive() -> Any:
+    async def receive():
         await disconnected.wait()
 
     before = asyncio.all_tasks()

@@ -20,7 +20,7 @@ class SimulatedMixture:
     The queue, its order and the size that an environment is told are those of the real server.
     """
 
-    def __init__(self, weights: list[float], max_offpolicy_batches: int) -> None:
+    def __init__(self, weights, max_offpolicy_batches):
         self.weights, self.max_offpolicy_batches = weights, max_offpolicy_batches
         self.state: Any = SimpleNamespace(batchsize=BATCH_SIZE, queue=[], curr_batch=[], envs=[])
         self.server = BoundedRolloutServer(
@@ -32,7 +32,7 @@ class SimulatedMixture:
         for index in range(len(weights)):
             self.register(index)
 
-    def register(self, index: int) -> None:
+    def register(self, index):
         """Register a process for the environment at this index of `weights`."""
         env = {
             "registered_id": len(self.state.envs),
@@ -44,7 +44,7 @@ class SimulatedMixture:
         self.state.envs.append(env)
         self.living[index] = env
 
-    def make_group_if_asked(self, index: int) -> None:
+    def make_group_if_asked(self, index):
         """Let one living environment send a group, unless it is told that the queue is full."""
         env = self.living.get(index)
         if env is None:
@@ -55,7 +55,7 @@ class SimulatedMixture:
             self.state.queue.append(group)
             self.server._drop_oldest_groups()
 
-    def take_batch(self) -> bool:
+    def take_batch(self):
         """Take one batch as `GET /batch` does; return False if there is none."""
         self.server._arrange_queue()
         batch, self.state.queue = grab_exact_from_heterogeneous_queue(
@@ -66,7 +66,7 @@ class SimulatedMixture:
 
 @pytest.mark.parametrize("max_offpolicy_batches", [1, 2])
 @pytest.mark.parametrize("weights", [[1.0, 0.5], [1.0, 0.5, 0.25]])
-def test_a_batch_is_always_formed(weights: list[float], max_offpolicy_batches: int) -> None:
+def test_a_batch_is_always_formed(weights, max_offpolicy_batches):
     for seed in range(250):
         chance = random.Random(seed)
         mixture = SimulatedMixture(weights, max_offpolicy_batches)
@@ -85,7 +85,7 @@ def test_a_batch_is_always_formed(weights: list[float], max_offpolicy_batches: i
         assert num_batches >= 5, f"seed {seed}: {num_batches} batches in 120 turns"
 
 
-def train_for_a_while(mixture: SimulatedMixture, chance: random.Random, *, num_turns: int) -> None:
+def train_for_a_while(mixture, chance, *, num_turns):
     """Let environments make groups in a random order, and a trainer take batches now and then."""
     for _ in range(num_turns):
         mixture.make_group_if_asked(chance.randrange(len(mixture.weights)))

@@ -21,7 +21,7 @@ GROUP: dict[str, Any] = {
 }  # fmt: skip
 
 
-def nested(depth: int) -> list[Any]:
+def nested(depth):
     value: list[Any] = []
     for _ in range(depth):
         value = [value]
@@ -51,7 +51,7 @@ DEEP = nested(100_000)
         },
     ],
 )
-def test_a_sound_group_has_no_fault(more: dict[str, Any]) -> None:
+def test_a_sound_group_has_no_fault(more):
     assert find_fault({**GROUP, **more}) is None
     if not isinstance(more.get("tokens", [[]])[0], np.ndarray):
         assert find_unwritable_value({**GROUP, **more}) is None
@@ -73,7 +73,7 @@ def test_a_sound_group_has_no_fault(more: dict[str, Any]) -> None:
         ({"distill_logprobs": [[[0.0], [-1.0]], [[-2.0]]]}, "must be given together"),
     ],
 )
-def test_a_fault_is_named(more: dict[str, Any], reason: str) -> None:
+def test_a_fault_is_named(more, reason):
     assert reason in (find_fault({**GROUP, **more}) or "")
     assert (
         find_fault([GROUP]) == "a group must be an object with the lists tokens, masks and scores"
@@ -103,7 +103,7 @@ def test_a_fault_is_named(more: dict[str, Any], reason: str) -> None:
         ),
     ],
 )
-def test_what_json_cannot_hold_is_named(more: dict[str, Any], reason: str) -> None:
+def test_what_json_cannot_hold_is_named(more, reason):
     assert reason in (find_unwritable_value({**GROUP, **more}) or "")
 
 
@@ -116,7 +116,7 @@ VALUES = st.recursive(
 
 
 @examples(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), count=300)
-def test_any_json_value_in_any_place_gets_an_answer(more: dict[str, Any]) -> None:
+def test_any_json_value_in_any_place_gets_an_answer(more):
     """An error here would be a fault of the server, and cost the other groups of the message."""
     group = {**GROUP, **more}
     reason = find_fault(group) or find_unwritable_value(group)

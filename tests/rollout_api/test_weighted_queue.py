@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,7 +16,6 @@ from lachesis.base.json_text import Json
 from lachesis.config import mixture
 from lachesis.config import run_config as run_config
 from lachesis.config.launch_spec import LaunchSpec
-from lachesis.config.run_config import RunConfig
 from lachesis.environment_catalog import lookup
 from lachesis.operations.launches import edit_launch, resolve_launch
 from lachesis.rollout_api.weighted_queue import WeightedQueue
@@ -26,7 +24,7 @@ from lachesis.trainer.rollout_client import RolloutClient
 from tests.harness.processes import api_process
 
 
-def env(number: int, weight: float = 1.0, *, connected: bool = True) -> Json:
+def env(number, weight=1.0, *, connected=True):
     return {
         "registered_id": number,
         "weight": weight,
@@ -35,21 +33,21 @@ def env(number: int, weight: float = 1.0, *, connected: bool = True) -> Json:
     }
 
 
-def group(number: int, size: int = 4) -> Json:
+def group(number, size=4):
     return {"env_id": number, "tokens": [[1]] * size}
 
 
-def numbers(queue: list[Json]) -> list[int]:
+def numbers(queue):
     return [one["env_id"] for one in queue]
 
 
-def test_one_environment_shares_with_nobody() -> None:
+def test_one_environment_shares_with_nobody():
     queue = [group(0), group(0)]
     WeightedQueue(1).arrange(queue, [env(0)])
     assert numbers(queue) == [0, 0]
 
 
-def test_no_group_has_its_turn_before_all_environments_are_there() -> None:
+def test_no_group_has_its_turn_before_all_environments_are_there():
     shares, queue = WeightedQueue(2), [group(0), group(0)]
     shares.arrange(queue, [env(0)])
     assert queue == []
@@ -58,7 +56,7 @@ def test_no_group_has_its_turn_before_all_environments_are_there() -> None:
     assert numbers(queue) == [0, 1, 0]
 
 
-def test_the_fast_one_waits_for_the_slow_one() -> None:
+def test_the_fast_one_waits_for_the_slow_one():
     envs, shares = [env(0, 1.0), env(1, 0.5)], WeightedQueue(2)
     queue = [group(0) for _ in range(6)]
     shares.arrange(queue, envs)
@@ -71,7 +69,7 @@ def test_the_fast_one_waits_for_the_slow_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int) -> None:
+def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed):
     """Also where groups differ in size: rollouts are shared, not groups. No environment is ever
     ahead by more than a group.
     """
@@ -93,7 +91,7 @@ def test_shares_are_those_of_the_weights_whatever_the_order_of_arrival(seed: int
     )
 
 
-def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_nothing() -> None:
+def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_nothing():
     envs, shares = [env(0), env(1)], WeightedQueue(2)
     queue = [group(0), group(1), group(0), group(0), group(0)]
     shares.arrange(queue, envs)
@@ -107,14 +105,14 @@ def test_one_that_is_gone_is_not_waited_for_and_one_that_comes_back_is_owed_noth
     assert numbers(queue)[5:] in ([0, 2], [2, 0], [2, 0, 2])
 
 
-def test_what_waits_is_bounded_by_the_share() -> None:
+def test_what_waits_is_bounded_by_the_share():
     envs, shares, queue = [env(0), env(1)], WeightedQueue(2), [group(0) for _ in range(20)]
     shares.arrange(queue, envs)
     assert shares.drop_excess(32, envs) == 19 - 4
     assert len(shares.waiting_groups[0]) == 4
 
 
-def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
+def test_each_environment_sees_the_queue_as_if_all_were_as_far():
     envs, shares = [env(0, 1.0), env(1, 0.5)], WeightedQueue(2)
     queue = [group(0), group(0), group(1)]
     shares.arrange(queue, envs)
@@ -128,7 +126,7 @@ def test_each_environment_sees_the_queue_as_if_all_were_as_far() -> None:
     ) == (18, 12)
 
 
-async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> None:
+async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path):
     config = run_config.resolve_run_config(
         "arithmetic", "embedded", {"env": {"batch_size": 6, "group_size": 2}}
     )
@@ -148,7 +146,7 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
                     "status"
                 ] == "success"
 
-            async def send(number: int) -> None:
+            async def send(number):
                 rollouts = {
                     "tokens": [[1, 2]] * 2,
                     "masks": [[-100, 2]] * 2,
@@ -157,7 +155,7 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
                 }
                 assert (await client.post("/scored_data", json=rollouts)).status_code == 200
 
-            async def seen(number: int) -> int:
+            async def seen(number):
                 answer = await client.request("GET", "/status-env", json={"env_id": number})
                 return int(answer.json()["queue_size"])
 
@@ -185,12 +183,12 @@ async def test_the_real_api_fills_its_batches_by_the_weights(tmp_path: Path) -> 
 # --------------------------------------------------------------------------------------------------
 
 
-def resolved(**others: Json) -> RunConfig:
+def resolved(**others):
     edits = {"env": {"batch_size": 24, "group_size": 8, "mixture": others}}
     return run_config.resolve_run_config("arithmetic", "embedded", edits, defaults={"largest": 9})
 
 
-def test_each_environment_reads_its_own_view() -> None:
+def test_each_environment_reads_its_own_view():
     config = resolved(reverse_text={"weight": 0.5, "max_token_length": 200, "words": 3})
     parts = config.build_environment_configs()
     assert list(parts) == ["arithmetic", "reverse_text"]
@@ -219,13 +217,13 @@ def test_each_environment_reads_its_own_view() -> None:
         ({"a b": {}, "a-b": {}}, "names that differ in punctuation only"),
     ],
 )
-def test_a_mixture_that_cannot_work_cannot_be_built(others: Json, said: str) -> None:
+def test_a_mixture_that_cannot_work_cannot_be_built(others, said):
     with pytest.raises(ConfigError) as caught:
         resolved(**others)
     assert said in str(caught.value)
 
 
-def test_further_environments_are_checked_as_the_first_one_is() -> None:
+def test_further_environments_are_checked_as_the_first_one_is():
     found = mixture.check_mixture(
         "embedded", {"reverse_text": {"weight": 2.0}}, lookup.SCHEMA_TIMEOUT_S
     )["reverse_text"]
@@ -241,7 +239,7 @@ def test_further_environments_are_checked_as_the_first_one_is() -> None:
             mixture.check_mixture("embedded", values, lookup.SCHEMA_TIMEOUT_S)
 
 
-def test_an_agent_edits_it_like_any_field(clean_environment: Path) -> None:
+def test_an_agent_edits_it_like_any_field(clean_environment):
     store = RunStore(clean_environment)
     launch, field, value = edit_launch(
         store,

@@ -1,8 +1,5 @@
 """Groups of rollouts: which questions find which of them."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from lachesis.base.errors import StorageError
@@ -11,7 +8,7 @@ from lachesis.rollouts.parquet_files import RolloutFolder
 from tests.harness.home import make_row
 
 
-def make_group(step: int, group: int, scores: list[Any], **changes: Any) -> list[dict[str, Any]]:
+def make_group(step, group, scores, **changes):
     return [
         make_row(step, group, place, 0.0) | {"score": score, "answer": f"it is {score}", **changes}
         for place, score in enumerate(scores)
@@ -19,7 +16,7 @@ def make_group(step: int, group: int, scores: list[Any], **changes: Any) -> list
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Groups of three steps: mixed, all wrong, all right, and one that could not be scored."""
     rollouts = RolloutFolder(tmp_path / "rollouts", 10**9)
     mixed = make_group(1, 0, [1.0, 0.0, 0.5])
@@ -29,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return rollouts.path
 
 
-def find(folder: Path, text: str = "", **query: Any) -> list[tuple[int, int]]:
+def find(folder, text="", **query):
     groups, num_matching = read_group_table(folder, text).find(GroupQuery(**query))
     assert num_matching >= len(groups)
     return [(group.step, group.group) for group in groups]
@@ -56,11 +53,11 @@ def find(folder: Path, text: str = "", **query: Any) -> list[tuple[int, int]]:
         ({"first": 1, "limit": 2}, [(2, 0), (1, 0)]),
     ],
 )
-def test_a_query_finds(folder: Path, query: dict[str, Any], expected: list[Any]) -> None:
+def test_a_query_finds(folder, query, expected):
     assert find(folder, **query) == expected
 
 
-def test_a_group_has_its_scores(folder: Path) -> None:
+def test_a_group_has_its_scores(folder):
     table = read_group_table(folder)
     groups, _ = table.find(GroupQuery(order="oldest"))
     assert groups[0].scores == [0.0, 0.5, 1.0]
@@ -73,13 +70,13 @@ def test_a_group_has_its_scores(folder: Path) -> None:
     assert read_group(folder, 9, 0) == []
 
 
-def test_a_run_without_rollouts_has_no_groups(tmp_path: Path) -> None:
+def test_a_run_without_rollouts_has_no_groups(tmp_path):
     table = read_group_table(tmp_path / "missing", "text")
     assert table.find(GroupQuery(ask="wrong", reason="r", item="i")) == ([], 0)
     assert table.num_groups == 0
 
 
-def test_a_damaged_file_is_told(folder: Path) -> None:
+def test_a_damaged_file_is_told(folder):
     (folder / "steps-00000004-00000004.parquet").write_bytes(b"nothing")
     with pytest.raises(StorageError, match="cannot be read"):
         read_group_table(folder)

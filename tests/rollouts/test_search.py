@@ -14,7 +14,7 @@ from tests.harness.home import make_row
 GIGABYTE = 10**9
 
 
-def write_steps(folder: RolloutFolder, steps: range) -> None:
+def write_steps(folder, steps):
     """Write two groups of two rollouts per step, one file per step."""
     for step in steps:
         folder.append(
@@ -26,7 +26,7 @@ def write_steps(folder: RolloutFolder, steps: range) -> None:
         )
 
 
-def test_every_column_is_described_and_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_every_column_is_described_and_comes_back_as_it_was_written(tmp_path):
     assert list(COLUMNS) == make_schema().names
     folder = RolloutFolder(tmp_path / "rollouts", GIGABYTE)
     row = make_row(1, 0, 0, 0.25, reason="wrong", answer="käse \u2028 \0")
@@ -51,9 +51,7 @@ def test_every_column_is_described_and_comes_back_as_it_was_written(tmp_path: Pa
         (RolloutQuery(invalid=True), [], 0),
     ],
 )
-def test_rollouts_are_found(
-    tmp_path: Path, query: RolloutQuery, expected: list[tuple[int, int, int]], num_matching: int
-) -> None:
+def test_rollouts_are_found(tmp_path, query, expected, num_matching):
     folder = RolloutFolder(tmp_path, GIGABYTE)
     write_steps(folder, range(1, 21))
     found = find_rollouts(tmp_path, query)
@@ -62,7 +60,7 @@ def test_rollouts_are_found(
     assert (found.first_step, found.last_step) == (1, 20)
 
 
-def test_rollouts_without_a_score_are_neither_best_nor_worst(tmp_path: Path) -> None:
+def test_rollouts_without_a_score_are_neither_best_nor_worst(tmp_path):
     folder = RolloutFolder(tmp_path, GIGABYTE)
     rows = [
         make_row(1, 0, 0, 0.5, outcome="no signal"),
@@ -79,7 +77,7 @@ def test_rollouts_without_a_score_are_neither_best_nor_worst(tmp_path: Path) -> 
     assert found.rollouts[-1]["reason"] == "no scores"
 
 
-def test_small_files_are_merged_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_small_files_are_merged_and_nothing_is_lost(tmp_path):
     folder = RolloutFolder(tmp_path, GIGABYTE)
     write_steps(folder, range(1, 41))
     assert len(list(tmp_path.iterdir())) < parquet_files.MERGED_FILES
@@ -89,9 +87,7 @@ def test_small_files_are_merged_and_nothing_is_lost(tmp_path: Path) -> None:
     ]
 
 
-def test_an_interrupted_merge_shows_no_rollout_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_merge_shows_no_rollout_twice(tmp_path, monkeypatch):
     folder = RolloutFolder(tmp_path, GIGABYTE)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_: None)
@@ -103,7 +99,7 @@ def test_an_interrupted_merge_shows_no_rollout_twice(
     assert find_rollouts(tmp_path, RolloutQuery()).num_matching == 64
 
 
-def test_the_oldest_are_deleted_and_counted(tmp_path: Path) -> None:
+def test_the_oldest_are_deleted_and_counted(tmp_path):
     write_steps(RolloutFolder(tmp_path, GIGABYTE), range(1, 3))
     size = max(file.stat().st_size for file in tmp_path.iterdir())
     write_steps(RolloutFolder(tmp_path, 5 * size), range(3, 21))
@@ -114,7 +110,7 @@ def test_the_oldest_are_deleted_and_counted(tmp_path: Path) -> None:
     assert sum(file.path.stat().st_size for file in list_rollout_files(tmp_path)) <= 5 * size
 
 
-def test_a_resume_makes_the_later_steps_again(tmp_path: Path) -> None:
+def test_a_resume_makes_the_later_steps_again(tmp_path):
     folder = RolloutFolder(tmp_path, GIGABYTE)
     folder.append([make_row(step, 0, 0, 0.5) for step in range(1, 11)])
     folder.append([make_row(step, 0, 0, 0.5) for step in range(11, 15)])
@@ -125,7 +121,7 @@ def test_a_resume_makes_the_later_steps_again(tmp_path: Path) -> None:
     assert find_rollouts(tmp_path, RolloutQuery()).rollouts == []
 
 
-def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_answered_is_refused(tmp_path):
     assert find_rollouts(tmp_path / "none", RolloutQuery(step=3)).rollouts == []
     write_steps(RolloutFolder(tmp_path, GIGABYTE), range(4, 6))
     with pytest.raises(ConfigError, match="step 3 were asked for; kept are those of steps 4 to 5"):

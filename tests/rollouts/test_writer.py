@@ -2,12 +2,10 @@
 
 import json
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from lachesis.inference_server.token_usage import Usage
 from lachesis.rollouts import writer as rollout_writer
@@ -22,7 +20,7 @@ TOKENIZER: Any = SimpleNamespace(
 SETTINGS = BatchSettings(max_tokens=5, eos_id=None)
 
 
-def make_group(*scores: float, answer: int = 4, **changes: Any) -> dict[str, Any]:
+def make_group(*scores, answer=4, **changes):
     """Return a group of arrays, as the trainer reads it: a prompt of two tokens, then two more."""
     count = len(scores)
     return {
@@ -34,15 +32,15 @@ def make_group(*scores: float, answer: int = 4, **changes: Any) -> dict[str, Any
     }
 
 
-def make_writer(folder: Path, max_bytes: int = 10**9) -> RolloutWriter:
+def make_writer(folder, max_bytes=10**9):
     return RolloutWriter(RolloutFolder(folder, max_bytes), TOKENIZER, Usage(), environment="sums")
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
+def read_rows(folder):
     return find_rollouts(folder, RolloutQuery(limit=1000, with_tokens=True)).rollouts
 
 
-def test_a_rollout_is_kept_with_all_that_is_known_about_it(tmp_path: Path) -> None:
+def test_a_rollout_is_kept_with_all_that_is_known_about_it(tmp_path):
     writer = make_writer(tmp_path)
     writer.usage.record_sequence([4, 5], [-0.5, -1.5], "stop", 7)
     groups = [
@@ -81,7 +79,7 @@ def test_a_rollout_is_kept_with_all_that_is_known_about_it(tmp_path: Path) -> No
     assert len(right["item_key"]) == 8
 
 
-def test_tokens_have_their_probability_in_training(tmp_path: Path) -> None:
+def test_tokens_have_their_probability_in_training(tmp_path):
     """Also where a doubled end of a turn was left out of the training sequence."""
     writer = make_writer(tmp_path)
     doubled = {
@@ -106,7 +104,7 @@ def test_tokens_have_their_probability_in_training(tmp_path: Path) -> None:
     assert kept[2, 1][-2:] == [last + 0.125, last]
 
 
-def test_what_was_not_trained_on_says_why(tmp_path: Path) -> None:
+def test_what_was_not_trained_on_says_why(tmp_path):
     groups = [
         make_group(1.0, 1.0),
         make_group(1.0, 0.0, tokens=[np.arange(1, 9)] * 2, masks=[np.arange(1, 9)] * 2,
@@ -142,7 +140,7 @@ def test_what_was_not_trained_on_says_why(tmp_path: Path) -> None:
     assert "NaN" in rows[-1]["answer"]
 
 
-def test_no_group_is_too_strange_to_be_kept(tmp_path: Path) -> None:
+def test_no_group_is_too_strange_to_be_kept(tmp_path):
     """Whatever an environment sends, the rollouts beside it are kept."""
     good = make_group(1.0, 0.0, group_overrides={"item": "half a character: \ud83d"})
     strange: list[Any] = [
@@ -166,7 +164,7 @@ def test_no_group_is_too_strange_to_be_kept(tmp_path: Path) -> None:
     assert rows[-2]["reason"] == "True"
 
 
-def test_a_resume_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resume_keeps_the_steps_of_its_checkpoint(tmp_path):
     groups = [make_group(1.0, 0.0)]
     for first_step, last_step in ((0, 6), (4, 8)):
         writer = make_writer(tmp_path)
@@ -177,12 +175,10 @@ def test_a_resume_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> None:
     assert [row["step"] for row in read_rows(tmp_path)] == [s for s in range(1, 9) for _ in "12"]
 
 
-def test_a_disk_that_fails_or_hangs_costs_rollouts_and_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_fails_or_hangs_costs_rollouts_and_no_step(tmp_path, monkeypatch, caplog):
     released = threading.Event()
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         released.wait(30)
         raise OSError("no space left on device")
 
@@ -201,7 +197,7 @@ def test_a_disk_that_fails_or_hangs_costs_rollouts_and_no_step(
     assert "the disk is too slow" in caplog.text
 
 
-def test_a_run_that_keeps_none_writes_none(tmp_path: Path) -> None:
+def test_a_run_that_keeps_none_writes_none(tmp_path):
     writer = make_writer(tmp_path / "rollouts", max_bytes=0)
     writer.start(0)
     groups = [make_group(1.0, 0.0)]

@@ -2,15 +2,13 @@
 
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
-import pytest
 
 from lachesis.runs import host_clock
 
 
-def test_a_boot_keeps_its_identity() -> None:
+def test_a_boot_keeps_its_identity():
     assert host_clock.is_same_boot(host_clock.read_boot_id(), host_clock.read_boot_id())
     assert not host_clock.is_same_boot(host_clock.read_boot_id(), "another")
     reading = host_clock.read_clocks()
@@ -18,9 +16,7 @@ def test_a_boot_keeps_its_identity() -> None:
     assert abs((datetime.now(UTC) - reading.now).total_seconds()) < 5
 
 
-def test_without_an_id_the_time_of_the_boot_tells_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_an_id_the_time_of_the_boot_tells_it(monkeypatch, tmp_path):
     """It moves a little when the time is corrected."""
     with_id = host_clock.read_boot_id()
     monkeypatch.setattr(host_clock, "BOOT_ID_FILE", tmp_path / "none")

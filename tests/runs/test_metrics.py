@@ -1,7 +1,5 @@
 """The metrics file, of which the last steps are read without the rest."""
 
-from pathlib import Path
-
 import pytest
 
 from lachesis.runs.metrics import MetricsFile, MetricsReader
@@ -9,9 +7,7 @@ from lachesis.runs.metrics import MetricsFile, MetricsReader
 
 @pytest.mark.parametrize("num_values", [1, 300])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_last_steps_are_read_however_long_their_lines_are(
-    tmp_path: Path, num_values: int, count: int
-) -> None:
+def test_the_last_steps_are_read_however_long_their_lines_are(tmp_path, num_values, count):
     """A line of four environments with an evaluation has more than 4,000 bytes."""
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.tail(count) == []
@@ -23,9 +19,7 @@ def test_the_last_steps_are_read_however_long_their_lines_are(
     assert steps[-min(count, 4) :] == list(range(1, 5))[-count:]
 
 
-def test_the_first_and_the_last_line_with_a_metric_are_found_without_the_others(
-    tmp_path: Path,
-) -> None:
+def test_the_first_and_the_last_line_with_a_metric_are_found_without_the_others(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.find_first("eval/step") is None
     file.path.touch()
@@ -39,7 +33,7 @@ def test_the_first_and_the_last_line_with_a_metric_are_found_without_the_others(
     assert file.find_last("eval/items") is None
 
 
-def test_a_growing_file_is_read_as_a_whole_one(tmp_path: Path) -> None:
+def test_a_growing_file_is_read_as_a_whole_one(tmp_path):
     """Also if a resume makes steps again, or the file is written anew or gone."""
     file = MetricsFile(tmp_path / "metrics.jsonl")
     reader = MetricsReader(file.path)

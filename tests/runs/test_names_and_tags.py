@@ -13,7 +13,7 @@ NAMES = ("careful", "ab", "twice", "twice")
 
 
 @pytest.fixture
-def store() -> RunStore:
+def store():
     store = RunStore()
     for index, run_id in enumerate(RUN_IDS):
         created_at, name = f"2026-01-0{4 - index}T00:00:00+00:00", NAMES[index]
@@ -35,18 +35,18 @@ def store() -> RunStore:
         ("ab", "ab000000"),
     ],
 )
-def test_a_run_is_found(store: RunStore, text: str, run_id: str) -> None:
+def test_a_run_is_found(store, text, run_id):
     assert resolve_run_id(store, text) == run_id
 
 
-def test_what_is_ambiguous_is_refused_with_the_choices(store: RunStore) -> None:
+def test_what_is_ambiguous_is_refused_with_the_choices(store):
     with pytest.raises(
         UnknownRunError, match=r"2 runs begin with '01': 0123abcd \(careful, pending\)"
     ):
         resolve_run_id(store, "01")
 
 
-def test_the_last_of_no_runs() -> None:
+def test_the_last_of_no_runs():
     with pytest.raises(UnknownRunError, match="there is no run yet"):
         resolve_run_id(RunStore(), "@last")
 
@@ -63,5 +63,5 @@ def test_the_last_of_no_runs() -> None:
         ("best@@", "best@@"),
     ],
 )
-def test_a_checkpoint_is_found(store: RunStore, text: str, name: str) -> None:
+def test_a_checkpoint_is_found(store, text, name):
     assert resolve_checkpoint_name(store, text) == name

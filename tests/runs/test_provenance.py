@@ -4,9 +4,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,13 +21,13 @@ from lachesis.web.report_file import write_page
 from tests.harness.home import make_record
 
 
-def git(folder: Path, *words: str) -> None:
+def git(folder, *words):
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "-C", str(folder), *author, *words], check=True, capture_output=True)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def record(tmp_path):
     """Write the provenance of a run of an environment with a helper module and a data file."""
     folder = tmp_path / "environments"
     folder.mkdir()
@@ -40,7 +37,7 @@ def record(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     store = RunStore()
     store.create(make_record(environment_file=str(folder / "sums.py")))
 
-    def write(model: str = "nobody/model") -> dict[str, Any]:
+    def write(model="nobody/model"):
         edits = {"tinker": {"sft_file": str(folder / "data.jsonl")}}
         config = resolve_run_config("sums", "embedded", edits, model=model)
         run_dir = store.dir("0123abcd")
@@ -52,9 +49,7 @@ def record(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return write
 
 
-def test_code_data_packages_and_machine_are_recorded(
-    record: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_code_data_packages_and_machine_are_recorded(record, tmp_path):
     provenance = record()
     source = provenance["environments"]["sums"]
     digest = hashlib.sha256(b"ANSWER = 12\n").hexdigest()
@@ -71,9 +66,7 @@ def test_code_data_packages_and_machine_are_recorded(
     assert provenance["model"] == {"name": "nobody/model", "revision": None}
 
 
-def test_the_commit_and_whether_the_code_was_changed(
-    record: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_the_commit_and_whether_the_code_was_changed(record, tmp_path):
     folder = tmp_path / "environments"
     assert "commit" not in record()["environments"]["sums"], "nobody keeps it in git"
     git(folder, "init")
@@ -85,9 +78,7 @@ def test_the_commit_and_whether_the_code_was_changed(
     assert record()["environments"]["sums"]["changed"]
 
 
-def test_models_by_revision_or_by_their_files(
-    record: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_by_revision_or_by_their_files(record, tmp_path, monkeypatch):
     cache = tmp_path / "hub" / "models--nobody--model"
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("abc123")
@@ -102,9 +93,7 @@ def test_models_by_revision_or_by_their_files(
     assert "first and last megabyte" in hashes["model.safetensors"]
 
 
-def test_the_command_is_recorded_without_secrets(
-    record: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_is_recorded_without_secrets(record, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "very-secret-key-0123456789")
     words = [
         "/bin/lachesis",
@@ -121,9 +110,7 @@ def test_the_command_is_recorded_without_secrets(
     assert record()["command"] is None
 
 
-def test_status_and_report_show_it(
-    record: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_and_report_show_it(record, tmp_path, capsys):
     provenance = record()
     assert main(["status", "@last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["provenance"] == provenance
@@ -134,15 +121,13 @@ def test_status_and_report_show_it(
     assert f"prefect {provenance['packages']['prefect']}" in page.read_text()
 
 
-def test_a_run_of_an_older_release_has_none() -> None:
+def test_a_run_of_an_older_release_has_none():
     store = RunStore()
     store.create(make_record())
     assert read_provenance(store.dir("0123abcd")) is None
 
 
-def test_a_package_that_is_installed_later_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_installed_later_is_listed(tmp_path, monkeypatch):
     """A process that lives long, such as an agent's, reads the list again when it has changed."""
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "later-words" not in _list_packages()

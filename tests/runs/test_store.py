@@ -8,7 +8,6 @@ import stat
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO
 
 import pytest
 from hypothesis import given
@@ -21,12 +20,12 @@ from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.host_clock import ClockReading, read_boot_id
 from lachesis.runs.metrics import MetricsFile, sample_history
-from lachesis.runs.record import RunRecord, get_attempt_duration_s
+from lachesis.runs.record import get_attempt_duration_s
 from lachesis.runs.store import RunStore
 from tests.harness.home import make_record
 
 
-def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
+def record(run_id="0123abcd", **changes):
     values = {
         "run_id": run_id,
         "environment": "arithmetic",
@@ -43,13 +42,13 @@ def record(run_id: str = "0123abcd", **changes: object) -> RunRecord:
     return make_record(**{**values, **changes})
 
 
-def bump(home: Path, name: str) -> None:
+def bump(home, name):
     store = RunStore(home)
     for number in range(50):
         store.update_services("0123abcd", {name: {"pid": number}})
 
 
-def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_two_processes_do_not_overwrite_each_other(tmp_path):
     """The flow and a tool may change different fields at once."""
     store = RunStore(tmp_path)
     store.create(record())
@@ -65,9 +64,7 @@ def test_two_processes_do_not_overwrite_each_other(tmp_path: Path) -> None:
     }
 
 
-def test_a_process_that_stands_still_with_the_lock_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stands_still_with_the_lock_is_told(tmp_path, monkeypatch):
     """Rather than all others standing still with it."""
     monkeypatch.setattr("lachesis.runs.store.LOCK_S", 0.2)
     store = RunStore(tmp_path)
@@ -79,21 +76,21 @@ def test_a_process_that_stands_still_with_the_lock_is_told(
     assert store.update("0123abcd", phase="x").phase == "x"
 
 
-def test_the_records_folder_is_private(tmp_path: Path) -> None:
+def test_the_records_folder_is_private(tmp_path):
     folder = RunStore(tmp_path).create(record())
     write_private(folder.config, "x: 1\n")
     assert stat.S_IMODE(folder.config.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_is_named(tmp_path):
     store = RunStore(tmp_path)
     store.create(record()).record.write_bytes(b"\xff{")
     with pytest.raises(StorageError, match=r"run\.json is damaged"):
         store.load("0123abcd")
 
 
-def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
+def test_a_run_is_alive_while_somebody_holds_it(tmp_path):
     """A second flow waits for the first one, and gives up in time."""
     folder = RunStore(tmp_path).create(record())
     assert not folder.is_alive()
@@ -108,7 +105,7 @@ def test_a_run_is_alive_while_somebody_holds_it(tmp_path: Path) -> None:
     assert not folder.is_alive()
 
 
-def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
+def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path):
     """Who saw the old flow run's end may write it only after somebody has resumed the run."""
     store = RunStore(tmp_path)
     store.create(record("abcd1234", attempt=2))
@@ -119,7 +116,7 @@ def test_the_end_of_one_attempt_is_not_that_of_the_next(tmp_path: Path) -> None:
     assert end_run(store, second, EndCause.FAILED).status == "stopped", "a run ends once"
 
 
-def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path):
     """The time of day was set by a day since the run began; then the host was started anew; then
     the run ended unseen.
     """
@@ -156,9 +153,7 @@ def test_hours_are_counted_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
     ),
     attempt_duration_s=st.none() | st.floats(0, 1e6),
 )
-def test_seconds_are_those_that_passed(
-    uptime: float, events: list[tuple[str, float]], attempt_duration_s: float | None
-) -> None:
+def test_seconds_are_those_that_passed(uptime, events, attempt_duration_s):
     """Whatever the clocks do. A boot leaves the time of day as the only clock, so its corrections
     count from then on.
     """
@@ -192,13 +187,13 @@ def test_seconds_are_those_that_passed(
     )
 
 
-def look_often(home: Path, count: int, answers: "multiprocessing.Queue[int]") -> None:
+def look_often(home, count, answers):
     folder = RunStore(home).dir("0123abcd")
     answers.put(sum(folder.is_alive() for _ in range(count)))
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path: Path, held: bool) -> None:
+def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path, held):
     folder = RunStore(tmp_path).create(record())
     context, count = multiprocessing.get_context("spawn"), 2000
     answers: multiprocessing.Queue[int] = context.Queue()
@@ -214,7 +209,7 @@ def test_those_who_look_do_not_take_each_other_for_the_run(tmp_path: Path, held:
     assert alive == [count if held else 0] * len(lookers)
 
 
-def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path: Path) -> None:
+def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path):
     folder = RunStore(tmp_path).create(record())
     folder.lock.touch()
     context = multiprocessing.get_context("spawn")
@@ -231,7 +226,7 @@ def test_a_flow_gets_its_run_while_others_look_at_it(tmp_path: Path) -> None:
         looker.join()
 
 
-def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_run_names_those_there_are(tmp_path):
     store = RunStore(tmp_path)
     store.create(record())
     store.create(record("ffff0000", status="completed"))
@@ -240,7 +235,7 @@ def test_an_unknown_run_names_those_there_are(tmp_path: Path) -> None:
     assert caught.value.details == {"active_runs": ["0123abcd"]}
 
 
-def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path: Path) -> None:
+def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path):
     store = RunStore(tmp_path)
     store.create(record(created_at="2026-01-01T00:00:00+00:00"))
     store.create(record("ffff0000", created_at="2026-01-02T00:00:00+00:00"))
@@ -249,13 +244,11 @@ def test_runs_are_listed_the_newest_first_and_damaged_ones_left_out(tmp_path: Pa
     assert [one.run_id for one in store.all()] == ["ffff0000", "0123abcd"]
 
 
-def test_a_record_is_opened_again_only_after_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_opened_again_only_after_it_has_changed(tmp_path, monkeypatch):
     """By this process or another, also where the clock stands still or goes back."""
     store, opened = RunStore(tmp_path), list[str]()
 
-    def open_and_note(file: str, mode: str) -> IO[bytes]:
+    def open_and_note(file, mode):
         opened.append(file)
         return open(file, "rb")
 
@@ -282,7 +275,7 @@ def test_a_record_is_opened_again_only_after_it_has_changed(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a Linux device")
-def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: Path) -> None:
+def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path):
     store = RunStore(tmp_path)
     folder = store.create(record())
     metrics = folder.path / "full.jsonl"
@@ -298,9 +291,7 @@ def test_a_disk_that_refuses_a_write_is_told_and_the_old_record_stays(tmp_path: 
     assert store.load("0123abcd").status == "pending"
 
 
-def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_was_cut(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_was_cut(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)):
         metrics.append(step, {"reward/mean": reward})
@@ -315,7 +306,7 @@ def test_a_resumed_run_leaves_behind_the_steps_it_makes_again_and_a_line_that_wa
     ]
 
 
-def test_a_history_has_ten_samples_with_both_ends() -> None:
+def test_a_history_has_ten_samples_with_both_ends():
     steps = [{"step": step} for step in range(1, 101)]
     assert [one["step"] for one in sample_history(steps)] == [
         1,

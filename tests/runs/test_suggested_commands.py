@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.record import RunRecord
 from lachesis.runs.suggested_commands import advise_new_run, format_repeat, format_test
 from tests.environments import sums
 from tests.harness.command_line import parse_command
@@ -27,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> RunRecord:
+def record(tmp_path):
     """A run of a file in a folder with a hostile name, with hostile settings."""
     file = tmp_path / "my $(touch pwned) 'sums'" / "sums task.py"
     file.parent.mkdir()
@@ -37,7 +36,7 @@ def record(tmp_path: Path) -> RunRecord:
     )
 
 
-def run_in_shell(command: str, folder: Path, path: Path) -> str:
+def run_in_shell(command, folder, path):
     """Return the output of the command in a shell that has just been opened in another folder."""
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
@@ -50,7 +49,7 @@ def run_in_shell(command: str, folder: Path, path: Path) -> str:
     return done.stdout
 
 
-def read_words(command: str, folder: Path) -> list[str]:
+def read_words(command, folder):
     """Return the words that `lachesis` gets from a shell."""
     program = folder / "bin" / "lachesis"
     program.parent.mkdir(exist_ok=True)
@@ -60,17 +59,17 @@ def read_words(command: str, folder: Path) -> list[str]:
     return words
 
 
-def read_settings(words: list[str]) -> dict[str, str]:
+def read_settings(words):
     """Return the values that the command line reads from the words, by field."""
     edits = parse_command(words).edits
     return dict(word.split("=", 1) for word in edits)
 
 
-def format_value(value: Any) -> str:
+def format_value(value):
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def test_the_shell_gives_the_command_what_the_run_had(record: RunRecord, tmp_path: Path) -> None:
+def test_the_shell_gives_the_command_what_the_run_had(record, tmp_path):
     texts = {name: format_value(value) for name, value in SETTINGS.items()}
     advice = advise_new_run(record, 3, ["tinker.lora_rank"])
     (new_run,) = re.findall(r"`(lachesis train .*)`, or rl_", advice, re.DOTALL)
@@ -87,9 +86,7 @@ def test_the_shell_gives_the_command_what_the_run_had(record: RunRecord, tmp_pat
     assert parse_command(words).start_from == f"{record.run_id}@3"
 
 
-def test_the_repeated_run_is_accepted_with_the_same_settings(
-    record: RunRecord, tmp_path: Path
-) -> None:
+def test_the_repeated_run_is_accepted_with_the_same_settings(record, tmp_path):
     changed = record.model_copy(update={"base_model": "tiny"})
     command = format_repeat(changed) + " --dry-run --json"
     answer = json.loads(run_in_shell(command, tmp_path, Path(sys.executable).parent))

@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +24,11 @@ class Bridge:
 
 
 @pytest.fixture(scope="session")
-def start_bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Bridge]]:
+def start_bridge(tmp_path_factory):
     """A factory of bridges, each before an engine of its own or before that of another one."""
     with contextlib.ExitStack() as programs:
 
-        def start(model: str, before: Bridge | None = None) -> Bridge:
+        def start(model, before=None):
             folder = tmp_path_factory.mktemp("bridge")
             if before is None:
                 upstream, upstream_url = programs.enter_context(
@@ -51,6 +50,6 @@ def start_bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 
 @pytest.fixture(scope="session")
-def bridge(start_bridge: Callable[..., Bridge], random_model: str) -> Bridge:
+def bridge(start_bridge, random_model):
     """One bridge for all tests that do not end it or its engine."""
     return start_bridge(random_model)

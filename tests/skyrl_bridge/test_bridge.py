@@ -3,9 +3,6 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +16,13 @@ from lachesis.tinker_conformance.weight_probes import PROBES
 from lachesis.tinker_server.model_description import read_bridged_model
 from lachesis.trainer.sdk_data import make_datum
 from tests.harness.processes import TOKEN, end
-from tests.skyrl_bridge.conftest import Bridge
 
 pytestmark = pytest.mark.timeout(300)
 ADAM = tinker.AdamParams(learning_rate=1e-2)
 
 
 @contextlib.contextmanager
-def opened(url: str) -> Iterator[tinker.ServiceClient]:
+def opened(url):
     client = tinker.ServiceClient(base_url=url, api_key=TOKEN)
     try:
         yield client
@@ -35,11 +31,11 @@ def opened(url: str) -> Iterator[tinker.ServiceClient]:
             wait_for_sdk(client.close("success"))
 
 
-def make_adapter(client: tinker.ServiceClient, model: str) -> tinker.TrainingClient:
+def make_adapter(client, model):
     return wait_for_sdk(client.create_lora_training_client(base_model=model, rank=8, seed=1))
 
 
-def make_rollouts(seed: int) -> list[tinker.Datum]:
+def make_rollouts(seed):
     """Rollouts of different lengths whose prompt has no advantage."""
     rng = np.random.default_rng(seed)
     data = []
@@ -58,7 +54,7 @@ def make_rollouts(seed: int) -> list[tinker.Datum]:
     return data
 
 
-def make_weighted(seed: int) -> list[tinker.Datum]:
+def make_weighted(seed):
     """Texts with weights of both signs that sum to zero, as a loss of the client's own has them."""
     rng = np.random.default_rng(seed)
     data = []
@@ -70,7 +66,7 @@ def make_weighted(seed: int) -> list[tinker.Datum]:
     return data
 
 
-def train(client: tinker.ServiceClient, model: str, losses: tuple[str, ...]) -> dict[str, Any]:
+def train(client, model, losses):
     """Make two updates, each of a pass per loss, and return what can be seen of them."""
     adapter = make_adapter(client, model)
     sums, norms = [], []
@@ -100,9 +96,7 @@ def train(client: tinker.ServiceClient, model: str, losses: tuple[str, ...]) -> 
         ("cross_entropy", "importance_sampling", "cross_entropy"),
     ],
 )
-def test_updates_are_those_of_the_embedded_engine(
-    bridge: Bridge, engine: Any, losses: tuple[str, ...]
-) -> None:
+def test_updates_are_those_of_the_embedded_engine(bridge, engine, losses):
     """Also when several passes make one update."""
     with opened(bridge.url) as over_bridge, opened(engine.url) as direct:
         bridged = train(over_bridge, bridge.model, losses)
@@ -112,9 +106,7 @@ def test_updates_are_those_of_the_embedded_engine(
     assert np.abs(bridged["logprobs"] - expected["logprobs"]).max() < 2e-3
 
 
-def test_all_probes_but_clipping_find_tinker(
-    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_probes_but_clipping_find_tinker(bridge, monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", bridge.url)
     monkeypatch.setenv("TINKER_API_KEY", TOKEN)
     with open_backend_session(bridge.model) as session:
@@ -124,7 +116,7 @@ def test_all_probes_but_clipping_find_tinker(
     assert "grad_clip_norm is 1e-12, which the engine ignores" in findings["clipping"].text
 
 
-def test_what_the_engine_means_was_measured(bridge: Bridge) -> None:
+def test_what_the_engine_means_was_measured(bridge):
     report = json.loads((bridge.store / "bridge.json").read_text())
     assert report == {
         "upstream": bridge.upstream_url,
@@ -136,7 +128,7 @@ def test_what_the_engine_means_was_measured(bridge: Bridge) -> None:
     }
 
 
-def test_answers_end_at_end_tokens_and_at_stop_strings(bridge: Bridge) -> None:
+def test_answers_end_at_end_tokens_and_at_stop_strings(bridge):
     prompt, tokenizer = (
         tinker.ModelInput.from_ints(TEXT),
         read_bridged_model(bridge.model).tokenizer,
@@ -160,12 +152,7 @@ def test_answers_end_at_end_tokens_and_at_stop_strings(bridge: Bridge) -> None:
     assert len(stopped.logprobs or []) == end_of_answer
 
 
-def test_a_new_bridge_finds_the_checkpoints(
-    bridge: Bridge,
-    start_bridge: Callable[..., Bridge],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_new_bridge_finds_the_checkpoints(bridge, start_bridge, tmp_path, monkeypatch):
     """State, weights for sampling, and a download that PEFT can read."""
     with opened(bridge.url) as client:
         adapter = make_adapter(client, bridge.model)
@@ -201,7 +188,7 @@ def test_a_new_bridge_finds_the_checkpoints(
     assert "up_proj" in layers
 
 
-def test_a_loss_that_the_engine_lacks_is_refused(bridge: Bridge) -> None:
+def test_a_loss_that_the_engine_lacks_is_refused(bridge):
     with opened(bridge.url) as client:
         adapter = make_adapter(client, bridge.model)
         with pytest.raises(tinker.TinkerError, match="loss_fn 'dro' is not offered"):
@@ -210,7 +197,7 @@ def test_a_loss_that_the_engine_lacks_is_refused(bridge: Bridge) -> None:
         adapter.forward_backward(make_rollouts(1), "ppo").result()
 
 
-def test_a_dead_engine_is_named(bridge: Bridge) -> None:
+def test_a_dead_engine_is_named(bridge):
     """The last test of this file, because the engine of all the others ends."""
     with opened(bridge.url) as client:
         adapter = make_adapter(client, bridge.model)

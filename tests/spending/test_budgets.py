@@ -1,15 +1,12 @@
 """Budgets of a run: what counts as spent, and when one is used up."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.config.run_fields import LimitsSection
-from lachesis.runs.record import RunRecord
 from lachesis.spending.budgets import (
     BudgetUsage,
     compute_budget_shares,
@@ -20,7 +17,7 @@ from lachesis.spending.budgets import (
 from tests.harness.home import make_record
 
 
-def record(**changes: Any) -> RunRecord:
+def record(**changes):
     return make_record(
         run_id="0123abcd", environment="e", environment_file="e.py", profile="embedded",
         base_model="m", total_steps=9, seed=0,
@@ -29,14 +26,14 @@ def record(**changes: Any) -> RunRecord:
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "7", "[" * 100_000])
-def test_what_cannot_be_read_counts_as_nothing(tmp_path: Path, content: str) -> None:
+def test_what_cannot_be_read_counts_as_nothing(tmp_path, content):
     file = tmp_path / "spent.json"
     assert read_spent_file(file) == {}
     file.write_text(content)
     assert read_spent_file(file) == {}
 
 
-def test_what_an_attempt_has_left_is_read(tmp_path: Path) -> None:
+def test_what_an_attempt_has_left_is_read(tmp_path):
     file = tmp_path / "spent.json"
     file.write_text(json.dumps({"sampled": 7, "cost_usd": None, "trained": 2.5}))
     assert read_spent_file(file) == {"sampled": 7, "trained": 2.5}
@@ -47,9 +44,7 @@ costs = st.none() | st.floats(0, 1e6)
 
 
 @given(numbers, numbers, numbers, st.tuples(costs, costs, costs))
-def test_the_most_that_is_known_counts(
-    live: int, line: int, end: int, prices: tuple[float | None, ...]
-) -> None:
+def test_the_most_that_is_known_counts(live, line, end, prices):
     found = compute_budget_usage(
         record(earlier_hours=1.5, attempt_duration_s=1800.0),
         {"tokens/sampled_total": line, "cost/total": prices[1]},
@@ -61,19 +56,19 @@ def test_the_most_that_is_known_counts(
     assert found.cost_usd == max((price for price in prices if price is not None), default=None)
 
 
-def test_nothing_is_known_of_a_run_that_has_not_begun() -> None:
+def test_nothing_is_known_of_a_run_that_has_not_begun():
     assert compute_budget_usage(record(), {}) == BudgetUsage(hours=0.0, tokens=0, cost_usd=None)
 
 
 @given(st.floats(0.01, 100), st.floats(0, 100))
-def test_a_budget_is_used_up_when_its_share_is_one(most: float, used: float) -> None:
+def test_a_budget_is_used_up_when_its_share_is_one(most, used):
     limits = LimitsSection(max_hours=most)
     seen = BudgetUsage(hours=used, tokens=10**12, cost_usd=None)
     assert (find_exceeded_limit(limits, seen) is not None) == (used >= most)
     assert compute_budget_shares(limits, seen) == {"hours": round(used / most, 4)}
 
 
-def test_each_budget_has_its_words() -> None:
+def test_each_budget_has_its_words():
     seen = BudgetUsage(hours=1, tokens=2000, cost_usd=3.5)
     assert find_exceeded_limit(LimitsSection(), seen) is None
     assert compute_budget_shares(LimitsSection(), seen) == {}
@@ -92,7 +87,7 @@ def test_each_budget_has_its_words() -> None:
     )
 
 
-def test_hours_of_a_back_end_have_a_price() -> None:
+def test_hours_of_a_back_end_have_a_price():
     """They count where tokens have none, and where they cost more."""
     priced = record().model_copy(update={"usd_per_hour": 4.0, "earlier_hours": 1.5})
     assert compute_budget_usage(priced, {}).cost_usd == 6.0

@@ -2,14 +2,11 @@
 
 import builtins
 import io
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lachesis.base.errors import ConfirmationError
-from lachesis.base.json_text import Json
 from lachesis.cli.main import main
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.config.prices import Prices
@@ -17,7 +14,6 @@ from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forec
 from lachesis.operations.launches import start_run
 from lachesis.prefect_client import background_serve, submit
 from lachesis.prefect_client.runs_from_prefect import find_or_create_run
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import confirmation
 
@@ -38,18 +34,18 @@ PRICES = Prices(prefill=0.195, sample=0.6, train=0.44, dated="2026-10-07")
 
 
 @pytest.fixture
-def forecast() -> Json:
+def forecast():
     usage = sum_groups(GROUPS)
     assert usage is not None
     return make_forecast(usage, PLANNED, PRICES, storage_price=0.1).model_dump(mode="json")
 
 
 @pytest.fixture
-def started(random_model: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started(random_model, monkeypatch):
     """The ids of runs that were handed to a server, which is not there."""
     ids: list[str] = []
 
-    def submit_run(store: RunStore, record: RunRecord) -> RunRecord:
+    def submit_run(store, record):
         ids.append(record.run_id)
         return record
 
@@ -61,15 +57,15 @@ def started(random_model: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def train(random_model: str) -> Callable[..., int]:
-    def call(*words: str) -> int:
+def train(random_model):
+    def call(*words):
         paid = ["--profile", "tinker", "--model", random_model, "--without-validation"]
         return main(["train", "arithmetic", *paid, *words])
 
     return call
 
 
-def test_the_cost_is_told_with_all_its_parts(forecast: Json) -> None:
+def test_the_cost_is_told_with_all_its_parts(forecast):
     text = confirmation.describe_cost(forecast)
     assert text.startswith("60 steps of 64 rollouts take ")
     assert "for 3 held-out evaluations of 24 answers" in text
@@ -79,9 +75,7 @@ def test_the_cost_is_told_with_all_its_parts(forecast: Json) -> None:
     assert "no test of this model and code" in confirmation.describe_cost(None)
 
 
-def test_a_script_must_say_yes_or_a_limit(
-    train: Callable[..., int], started: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_must_say_yes_or_a_limit(train, started, capsys):
     assert train("--json") == 1
     assert '"code": "confirmation"' in capsys.readouterr().out
     assert RunStore().all() == []
@@ -92,9 +86,7 @@ def test_a_script_must_say_yes_or_a_limit(
     assert len(started) == 1
 
 
-def test_a_limit_counts_as_a_yes(
-    train: Callable[..., int], started: list[str], random_model: str, clean_environment: Path
-) -> None:
+def test_a_limit_counts_as_a_yes(train, started, random_model, clean_environment):
     table = f"models: {{{random_model}: {{prefill: 1, sample: 1, train: 1, dated: 2026-10-07}}}}"
     (clean_environment / "prices.yaml").write_text(table)
     assert train("--set", "max_cost_usd=2") == 0
@@ -102,18 +94,10 @@ def test_a_limit_counts_as_a_yes(
 
 
 @pytest.mark.parametrize(("answer", "code", "count"), [("y", 0, 1), ("", 1, 0), ("no", 1, 0)])
-def test_a_person_is_asked(
-    train: Callable[..., int],
-    started: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answer: str,
-    code: int,
-    count: int,
-) -> None:
+def test_a_person_is_asked(train, started, monkeypatch, capsys, answer, code, count):
     prompts: list[str] = []
 
-    def ask(prompt: str) -> str:
+    def ask(prompt):
         prompts.append(prompt)
         return answer
 
@@ -128,12 +112,12 @@ def test_a_person_is_asked(
     assert "there is no forecast" in shown.out + shown.err
 
 
-def test_a_free_run_is_not_asked_about(started: list[str]) -> None:
+def test_a_free_run_is_not_asked_about(started):
     assert main(["train", "arithmetic", "--steps", "3"]) == 0
     assert len(started) == 1
 
 
-def test_prefect_asks_by_a_parameter(started: list[str], random_model: str) -> None:
+def test_prefect_asks_by_a_parameter(started, random_model):
     store = RunStore()
     values: dict[str, Any] = {
         "environment": "arithmetic",
@@ -146,7 +130,7 @@ def test_prefect_asks_by_a_parameter(started: list[str], random_model: str) -> N
     assert find_or_create_run(store, {**values, "confirmed": True}, None).profile == "tinker"
 
 
-def test_a_program_is_refused_too(started: list[str], random_model: str) -> None:
+def test_a_program_is_refused_too(started, random_model):
     spec = LaunchSpec(
         environment="arithmetic", profile="tinker", model=random_model, without_validation=True
     )
@@ -166,7 +150,7 @@ def test_a_program_is_refused_too(started: list[str], random_model: str) -> None
     ],
 )
 def test_an_engine_that_is_started_here_costs_nothing_unless_it_has_a_price(
-    fields: dict[str, object], prices: str, is_asked: bool, clean_environment: Path
-) -> None:
+    fields, prices, is_asked, clean_environment
+):
     (clean_environment / "prices.yaml").write_text(prices)
     assert confirmation.needs_confirmation("custom", fields) is is_asked

@@ -5,7 +5,6 @@ import os
 import shutil
 import threading
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from lachesis.launch.resume import begin_next_attempt
 from lachesis.operations.runs import remove_runs
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.spending import ledger as ledger_module
 from lachesis.spending.agent_limits import compute_committed_cost
@@ -27,12 +25,12 @@ LONG_AGO = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
 
 
 @pytest.fixture
-def store(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+def store(clean_environment, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return RunStore(clean_environment)
 
 
-def start(store: RunStore, limit_usd: float = 5.0, **values: Any) -> RunRecord:
+def start(store, limit_usd=5.0, **values):
     """Make a paid run of an agent, as a start does."""
     fields: dict[str, Any] = {"profile": "tinker", "by_agent": True, "status": "running"}
     record = make_record(run_id=store.new_id(), **{**fields, **values})
@@ -44,7 +42,7 @@ def start(store: RunStore, limit_usd: float = 5.0, **values: Any) -> RunRecord:
     return record
 
 
-def end(store: RunStore, record: RunRecord, cost_usd: float, *, settled: bool = True) -> RunRecord:
+def end(store, record, cost_usd, *, settled=True):
     store.dir(record.run_id).spent.write_text(json.dumps({"cost_usd": cost_usd}))
     ended = end_run(store, record, EndCause.FAILED)
     if settled:
@@ -52,19 +50,19 @@ def end(store: RunStore, record: RunRecord, cost_usd: float, *, settled: bool = 
     return ended
 
 
-def resume(store: RunStore, record: RunRecord) -> RunRecord:
+def resume(store, record):
     """Make the next attempt of an ended run, as its owner."""
     return begin_next_attempt(store, store.load(record.run_id), {"status": "running"})[0]
 
 
-def make_older(store: RunStore) -> None:
+def make_older(store):
     """Put everything in the ledger more than a day back."""
     file = store.home / ledger_module.FILE_NAME
     lines = [json.loads(line) | {"at": LONG_AGO} for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_what_goes_on_counts_with_its_limit_however_long_ago_it_began(store: RunStore) -> None:
+def test_what_goes_on_counts_with_its_limit_however_long_ago_it_began(store):
     runs = [start(store) for _ in range(4)]
     make_older(store)
     assert compute_committed_cost(store) == 20
@@ -75,9 +73,7 @@ def test_what_goes_on_counts_with_its_limit_however_long_ago_it_began(store: Run
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_what_a_later_attempt_spends_is_not_that_of_an_earlier_one(
-    store: RunStore, settled: bool
-) -> None:
+def test_what_a_later_attempt_spends_is_not_that_of_an_earlier_one(store, settled):
     """The end of the first attempt need not be in the ledger, as when its flow was killed."""
     record = start(store, 2.0)
     end(store, record, 0.25, settled=settled)
@@ -90,13 +86,13 @@ def test_what_a_later_attempt_spends_is_not_that_of_an_earlier_one(
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_an_end_is_known_with_and_without_a_line(store: RunStore, settled: bool) -> None:
+def test_an_end_is_known_with_and_without_a_line(store, settled):
     """A flow that was killed writes none."""
     end(store, start(store), 1.25, settled=settled)
     assert compute_committed_cost(store) == 1.25
 
 
-def test_a_run_that_is_removed_is_not_forgotten(store: RunStore) -> None:
+def test_a_run_that_is_removed_is_not_forgotten(store):
     first, second = start(store), start(store)
     end(store, first, 1.5, settled=False)
     end(store, second, 2.0, settled=False)
@@ -108,7 +104,7 @@ def test_a_run_that_is_removed_is_not_forgotten(store: RunStore) -> None:
     assert not has_had_run(store.home, "00000000")
 
 
-def test_only_what_an_attempt_adds_counts_for_it(store: RunStore) -> None:
+def test_only_what_an_attempt_adds_counts_for_it(store):
     ended = end(store, start(store), 3.0)
     make_older(store)
     assert compute_committed_cost(store) == 0
@@ -118,19 +114,19 @@ def test_only_what_an_attempt_adds_counts_for_it(store: RunStore) -> None:
     assert compute_committed_cost(store) == 1.5
 
 
-def test_a_run_without_costs_is_known_and_counts_nothing(store: RunStore) -> None:
+def test_a_run_without_costs_is_known_and_counts_nothing(store):
     free = start(store, profile="embedded")
     person = start(store, by_agent=False)
     assert set(read_ledger(store.home)) == {free.submission_key, person.submission_key}
     assert compute_committed_cost(store) == 0
 
 
-def test_resumes_at_once_do_not_get_the_same_money(store: RunStore) -> None:
+def test_resumes_at_once_do_not_get_the_same_money(store):
     (store.home / "policy.yaml").write_text("agents: {max_cost_usd_per_day: 6}")
     runs = [end(store, start(store, limit_usd=4.0), 0.5) for _ in range(4)]
     outcomes: list[str] = []
 
-    def resume(record: RunRecord) -> None:
+    def resume(record):
         try:
             begin_next_attempt(store, record, {}, by_owner=False)
             outcomes.append("resumed")
@@ -147,12 +143,12 @@ def test_resumes_at_once_do_not_get_the_same_money(store: RunStore) -> None:
     assert compute_committed_cost(store) == 5.5
 
 
-def test_a_full_disk_promises_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_promises_nothing(store, monkeypatch):
     """A part of a line would make the next one unreadable."""
     kept = start(store)
     fsync = os.fsync
 
-    def refuse(_: int) -> None:
+    def refuse(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)
@@ -164,7 +160,7 @@ def test_a_full_disk_promises_nothing(store: RunStore, monkeypatch: pytest.Monke
     assert compute_committed_cost(store) == 10
 
 
-def test_a_test_counts_with_the_most_that_it_can_cost_until_it_has_ended(store: RunStore) -> None:
+def test_a_test_counts_with_the_most_that_it_can_cost_until_it_has_ended(store):
     with hold_ledger(store.home) as ledger:
         ledger.promise("test-0123abcd", 3.0, by_agent=True)
         ledger.promise("test-4567abcd", 2.0, by_agent=True)

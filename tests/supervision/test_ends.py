@@ -41,10 +41,10 @@ RUN = "0123abcd"
 class Ender:
     """Make a run of one home end."""
 
-    def __init__(self, store: RunStore, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store, patch):
         self.store, self.patch = store, patch
 
-    def create(self, **values: Any) -> RunRecord:
+    def create(self, **values):
         """Make a run whose attempt has begun on this host."""
         begun: dict[str, Any] = {
             "status": "running",
@@ -58,13 +58,11 @@ class Ender:
         model = {"run_id": RUN, "base_model": "Qwen/Qwen3-8B"}
         return write_run(self.store, **{**model, **begun, **values})
 
-    def by_flow(
-        self, error: BaseException | None = None, record: RunRecord | None = None, **values: Any
-    ) -> RunRecord:
+    def by_flow(self, error=None, record=None, **values):
         """Let the flow of a run end, with its services or by an error."""
         record = record or self.create(**values)
 
-        def run_services(*_: object) -> None:
+        def run_services(*_):
             if error is not None:
                 raise error
 
@@ -76,7 +74,7 @@ class Ender:
             train._run_and_record_end(self.store, record.run_id, 0)
         return self.store.load(record.run_id)
 
-    def by_request(self, cause: EndCause) -> RunRecord:
+    def by_request(self, cause):
         """Ask a run to end as the monitor does, without a server, and let its flow see it."""
         record = self.create()
         with self.store.dir(RUN).hold_alive_lock():
@@ -85,7 +83,7 @@ class Ender:
         assert (ended.stop_reason, ended.error) == (f"{cause} in this test",) * 2
         return ended
 
-    def by_prefect(self, state: str) -> RunRecord:
+    def by_prefect(self, state):
         """Let the flow see a state of its flow run."""
         self.patch.setattr(flow_run_state, "RUNNER_PID", os.getppid())
         flow_run = SimpleNamespace(flow_run=SimpleNamespace(id="f"))
@@ -94,30 +92,30 @@ class Ender:
         self.patch.setattr(flow_run_state, "PrefectApi", lambda: answer)
         return self.by_flow()
 
-    def by_end_of_serve(self) -> RunRecord:
+    def by_end_of_serve(self):
         record = self.create()
         self.patch.setenv("LACHESIS_HOME", str(self.store.home))
         self.patch.setattr(runner, "list_running_ids", lambda _: [record.flow_run_id])
         runner._note_end_of_serve([SimpleNamespace()])  # type: ignore[list-item]
         return self.by_flow(TerminationSignal(signal.SIGTERM), record)
 
-    def by_loss(self, **values: Any) -> RunRecord:
+    def by_loss(self, **values):
         """Let somebody look at a run whose flow is gone."""
         return refresh.refresh_run(self.store, self.create(**values))
 
-    def by_stop(self, *, by_agent: bool) -> RunRecord:
+    def by_stop(self, *, by_agent):
         self.create(status="pending", started_at=None, flow_run_id=None, queued_at=now_iso())
         stop_run(self.store, RUN, by_agent=by_agent)
         return self.store.load(RUN)
 
-    def by_waiting(self) -> RunRecord:
+    def by_waiting(self):
         long_ago = "2026-01-01T00:00:00+00:00"
         record = self.create(
             status="pending", started_at=None, flow_run_id=None, queued_at=long_ago
         )
         return pending_submissions.send_run(self.store, record)
 
-    def by_schedule(self) -> RunRecord:
+    def by_schedule(self):
         self.patch.setattr(runs_from_prefect, "_read_schedule", lambda _: "nights")
         parameters = {"environment": "arithmetic"}
         find_or_create_run(self.store, parameters, None)
@@ -155,18 +153,18 @@ MAKERS: dict[EndCause, Callable[[Ender], RunRecord]] = {
 
 
 @pytest.fixture
-def ender(clean_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Ender:
+def ender(clean_environment, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     return Ender(RunStore(clean_environment), monkeypatch)
 
 
-def test_every_cause_has_a_maker() -> None:
+def test_every_cause_has_a_maker():
     assert set(MAKERS) == set(EndCause) == set(CAUSES)
     assert {CAUSES[cause].status for cause in EndCause} == {"completed", "stopped", "failed"}
 
 
 @pytest.mark.parametrize("cause", EndCause)
-def test_a_run_ends_for_a_cause_once(ender: Ender, cause: EndCause) -> None:
+def test_a_run_ends_for_a_cause_once(ender, cause):
     ended, rule = MAKERS[cause](ender), CAUSES[cause]
     assert (ended.end_cause, ended.status) == (cause, rule.status)
     assert ender.store.load(ended.run_id).end_cause is cause, "it is on the disk too"
@@ -177,7 +175,7 @@ def test_a_run_ends_for_a_cause_once(ender: Ender, cause: EndCause) -> None:
     assert again == ender.store.load(ended.run_id) == ended
 
 
-def test_who_asked_for_the_end_counts_and_not_what_came_of_it(ender: Ender) -> None:
+def test_who_asked_for_the_end_counts_and_not_what_came_of_it(ender):
     """An environment that dies while it is stopped makes no crash, and a completed run is one."""
     ender.create()
     ending.request_stop(ender.store, RUN, EndCause.PERSON)
@@ -195,9 +193,7 @@ def test_who_asked_for_the_end_counts_and_not_what_came_of_it(ender: Ender) -> N
 
 
 @pytest.mark.parametrize(("step", "cause"), [(9, EndCause.COMPLETED), (8, EndCause.PREFECT)])
-def test_a_state_that_a_person_has_set_completes_no_run(
-    ender: Ender, monkeypatch: pytest.MonkeyPatch, step: int, cause: EndCause
-) -> None:
+def test_a_state_that_a_person_has_set_completes_no_run(ender, monkeypatch, step, cause):
     newest = SimpleNamespace(step=step, is_final=True)
     monkeypatch.setattr(
         refresh, "Checkpoints", lambda _: SimpleNamespace(find_newest=lambda: newest)
@@ -208,7 +204,7 @@ def test_a_state_that_a_person_has_set_completes_no_run(
     assert ended.end_cause is cause
 
 
-def test_a_refusal_and_a_suspension_reach_prefect_as_such(ender: Ender) -> None:
+def test_a_refusal_and_a_suspension_reach_prefect_as_such(ender):
     """The state of the flow run follows from the cause."""
     assert train._fail(ValidationMissingError("test it")) is not None
     cause, sentence = attempts.find_end(ender.store, ender.create(), Pause())
@@ -220,7 +216,7 @@ def test_a_refusal_and_a_suspension_reach_prefect_as_such(ender: Ender) -> None:
 # --- only the run's own host judges
 
 
-def test_a_run_of_another_host_is_read_and_not_written(ender: Ender) -> None:
+def test_a_run_of_another_host_is_read_and_not_written(ender):
     record = ender.create(host_id="elsewhere", host_name="its-host", boot_id="its boot")
     folder = ender.store.dir(RUN)
     before = folder.record.read_bytes()
@@ -240,7 +236,7 @@ def test_a_run_of_another_host_is_read_and_not_written(ender: Ender) -> None:
     assert Monitor(ender.store).tick() == []
 
 
-def test_a_person_ends_a_run_whose_host_is_gone(ender: Ender) -> None:
+def test_a_person_ends_a_run_whose_host_is_gone(ender):
     """Its home was copied, or moved to another machine."""
     ender.create(host_id="elsewhere", host_name="its-host", boot_id="its boot")
     ender.store.dir(RUN).lock.touch()  # It shows life, so it must be asked.
@@ -255,9 +251,7 @@ def test_a_person_ends_a_run_whose_host_is_gone(ender: Ender) -> None:
     )
 
 
-def test_the_lock_decides_in_one_boot_and_the_last_sign_of_life_after_it(
-    ender: Ender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_decides_in_one_boot_and_the_last_sign_of_life_after_it(ender, monkeypatch):
     """Two hosts may have one identity, as machines do that were copied."""
     record, folder = ender.create(), ender.store.dir(RUN)
     with folder.hold_alive_lock():
@@ -274,7 +268,7 @@ def test_the_lock_decides_in_one_boot_and_the_last_sign_of_life_after_it(
     assert host_clock.read_host_id()
 
 
-def test_a_lock_that_cannot_be_read_is_no_proof_of_death(ender: Ender) -> None:
+def test_a_lock_that_cannot_be_read_is_no_proof_of_death(ender):
     record = ender.create()
     assert not ender.store.dir(RUN).is_alive()
     ender.store.dir(RUN).lock.mkdir()

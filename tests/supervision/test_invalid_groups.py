@@ -1,7 +1,6 @@
 """When an environment gives only groups that training cannot use."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,9 +37,7 @@ SIZES: dict[str, int] = {"group_size": 4, "batch_size": 8}
         ({"failed_groups": 60, "failed_requests": 600, "lost_requests": 54}, True),
     ],
 )
-def test_three_batches_of_invalid_groups_are_enough(
-    counts: dict[str, Any] | None, dead: bool
-) -> None:
+def test_three_batches_of_invalid_groups_are_enough(counts, dead):
     assert is_dead(counts, **SIZES) is dead
 
 
@@ -53,8 +50,8 @@ def test_three_batches_of_invalid_groups_are_enough(
     group_size=st.integers(2, 16),
 )
 def test_no_environment_is_dead_that_gave_a_usable_group(
-    raised: int, invalid: int, lost: int, usable: int, empty: int, group_size: int
-) -> None:
+    raised, invalid, lost, usable, empty, group_size
+):
     counts = {"failed_groups": raised, "invalid_rollouts": invalid, "lost_requests": lost}
     counts |= {"rollouts": usable, "empty_groups": empty}
     groups = count_invalid_groups(counts, group_size)
@@ -63,13 +60,13 @@ def test_no_environment_is_dead_that_gave_a_usable_group(
         assert groups == 0
 
 
-def dead(name: str, reasons: dict[str, int]) -> DeadEnvironment:
+def dead(name, reasons):
     return DeadEnvironment(
         name, f"{name}.py", f"environment-{name}", Path(f"env_{name}.log"), 6, reasons
     )
 
 
-def test_the_error_names_count_reason_and_next_step() -> None:
+def test_the_error_names_count_reason_and_next_step():
     raising = dead("sums", {"KeyError: 'answer' (sums.py:12)": 20, "ValueError: x": 4})
     with pytest.raises(InvalidGroupsError) as caught:
         require_usable_groups([raising], 1)
@@ -81,7 +78,7 @@ def test_the_error_names_count_reason_and_next_step() -> None:
     assert caught.value.code == "invalid_groups"
 
 
-def test_a_run_goes_on_while_one_environment_is_not_dead() -> None:
+def test_a_run_goes_on_while_one_environment_is_not_dead():
     one, other = dead("one", {"KeyError: 'a'": 24}), dead("other", {})
     require_usable_groups([], 1)
     require_usable_groups([one], 2)

@@ -24,7 +24,7 @@ SUMS = Path(__file__).resolve().parents[1] / "environments" / "sums.py"
 
 
 @pytest.fixture
-def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def nosy(tmp_path, monkeypatch):
     """The sums, in a file that writes down the variables of each process which imports it."""
     file = tmp_path / "nosy.py"
     file.write_text(SUMS.read_text())
@@ -32,9 +32,7 @@ def nosy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_in_an_inference_test(
-    nosy: Path, random_model: str, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_an_inference_test(nosy, random_model, clean_environment, monkeypatch):
     """The environment's process samples at the endpoint all the same, and logs to W&B offline."""
     config = run_config.resolve_run_config(
         "sums", "embedded", {"env": {"kind": "sound"}}, model=random_model
@@ -66,15 +64,7 @@ def test_in_an_inference_test(
 
 
 @pytest.mark.parametrize("passed", [False, True])
-def test_in_a_run(
-    nosy: Path,
-    random_model: str,
-    tmp_path: Path,
-    clean_environment: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    passed: bool,
-) -> None:
+def test_in_a_run(nosy, random_model, tmp_path, clean_environment, monkeypatch, *, passed):
     """Its log of W&B is offline, unless its user gives it the key."""
     config = run_config.resolve_run_config(
         "sums",

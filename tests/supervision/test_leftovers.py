@@ -5,9 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +21,7 @@ RUN = "0123abcd"
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> RunStore:
+def store(clean_environment):
     """With one run that has failed."""
     store = RunStore(clean_environment)
     write_run(store, run_id=RUN, status="failed", ended_at=now_iso())
@@ -32,11 +29,11 @@ def store(clean_environment: Path) -> RunStore:
 
 
 @pytest.fixture
-def sleepers() -> Iterator[Any]:
+def sleepers():
     """A factory of processes with a mark; what is left of them is ended."""
     made = []
 
-    def start(value: str) -> subprocess.Popen[bytes]:
+    def start(value):
         command = [
             sys.executable,
             "-c",
@@ -51,12 +48,12 @@ def sleepers() -> Iterator[Any]:
         one.wait()
 
 
-def old(place: Path, age_s: float = 3600) -> Path:
+def old(place, age_s=3600):
     os.utime(place, (place.stat().st_mtime - age_s,) * 2)
     return place
 
 
-def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store: RunStore, sleepers: Any) -> None:
+def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store, sleepers):
     folder = store.dir(RUN)
     stray, guessed = sleepers(build_mark(folder.path)), sleepers(f"{folder.path}:guessed")
     with folder.hold_alive_lock():
@@ -70,7 +67,7 @@ def test_processes_of_a_dead_run_are_ended_and_nobody_elses(store: RunStore, sle
     assert leftovers.find_all_leftovers(store) == []
 
 
-def test_a_process_tells_where_it_listens(store: RunStore, sleepers: Any) -> None:
+def test_a_process_tells_where_it_listens(store, sleepers):
     stray = psutil.Process(sleepers(build_mark(store.dir(RUN).path)).pid)
     while not stray.net_connections("inet"):
         pass
@@ -80,7 +77,7 @@ def test_a_process_tells_where_it_listens(store: RunStore, sleepers: Any) -> Non
     )
 
 
-def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunStore) -> None:
+def test_files_that_were_being_written_are_removed_once_they_are_old(store):
     folder = store.dir(RUN).path
     model = store.home / "models" / f".{'0' * 32}"
     model.mkdir(parents=True)
@@ -100,8 +97,8 @@ def test_files_that_were_being_written_are_removed_once_they_are_old(store: RunS
 
 
 def test_folders_of_old_checks_are_removed_unless_a_process_uses_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleepers: Any
-) -> None:
+    tmp_path, monkeypatch, sleepers
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names = ("lachesis-check-old", "lachesis-check-young", "lachesis-check-used", "theirs")
     stale, young, used, theirs = (tmp_path / name for name in names)
@@ -118,7 +115,7 @@ def test_folders_of_old_checks_are_removed_unless_a_process_uses_them(
     assert leftovers.remove_old_checks() == [str(used)]
 
 
-def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore) -> None:
+def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store):
     folder = store.dir(RUN)
     names = ["step-000004-state", "step-000008-1a2b3c-state"]
     for name in names:
@@ -140,9 +137,7 @@ def test_a_save_that_was_cut_off_is_removed_and_no_checkpoint_is(store: RunStore
     assert [one.name for one in (folder.engine / "s:train:0" / "weights").iterdir()] == names[:1]
 
 
-def test_a_session_whose_trainer_was_killed_is_ended(
-    store: RunStore, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_whose_trainer_was_killed_is_ended(store, engine, monkeypatch):
     client = tinker.ServiceClient(base_url=engine.url, api_key=engine.token)
     client.create_lora_training_client(base_model=engine.model, rank=4).result()
     session = client.holder.get_session_id()
@@ -157,7 +152,7 @@ def test_a_session_whose_trainer_was_killed_is_ended(
     client.close("success").result()
 
 
-def test_doctor_lists_it(store: RunStore, sleepers: Any) -> None:
+def test_doctor_lists_it(store, sleepers):
     sleepers(build_mark(store.dir(RUN).path))
     last = doctor.run_checks()[-1]
     assert (last.name, last.ok, last.needed) == ("left behind", False, True)

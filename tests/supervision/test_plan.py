@@ -2,14 +2,11 @@
 
 import json
 import stat
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.errors import ConfigError
 from lachesis.config import run_config as run_config
-from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
 from lachesis.runs.store import RunStore, read_effective_config
 from lachesis.supervision.services.inference_test import (
@@ -21,9 +18,7 @@ from lachesis.supervision.services.plan import make_training_plan
 from tests.harness.home import make_record
 
 
-def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
-    tmp_path: Path,
-) -> None:
+def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(tmp_path):
     """The record says which code the run began with; an environment that it does not know has
     none.
     """
@@ -34,7 +29,7 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
     )  # fmt: skip
     store = RunStore(tmp_path)
 
-    def config(mixture: dict[str, dict[str, float]]) -> RunConfig:
+    def config(mixture):
         return run_config.resolve_run_config(
             "replay", "embedded", {"env": {"mixture": mixture}}, model="m"
         )
@@ -48,9 +43,7 @@ def test_an_environment_that_was_written_into_the_configuration_by_hand_is_told(
         make_training_plan(record, store.dir(record.run_id), config({"other": {"weight": 1.0}}))
 
 
-def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(tmp_path, monkeypatch):
     """A run that trains elsewhere leaves a tokenizer in the cache; an engine needs weights too."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
@@ -72,7 +65,7 @@ def test_only_a_process_whose_files_are_all_in_the_cache_is_kept_off_the_hub(
     assert plan.get_service("engine").env["HF_HUB_OFFLINE"] == "1"
 
 
-def test_each_environment_process_is_told_how_prompts_are_rendered(tmp_path: Path) -> None:
+def test_each_environment_process_is_told_how_prompts_are_rendered(tmp_path):
     """A run, a test and the stages without a model start one each."""
     settings = {"thinking": "off", "chat_template_kwargs": {"tone": "dry"}}
     config = run_config.resolve_run_config("replay", "embedded", {"tinker": settings}, model="m")
@@ -98,13 +91,8 @@ def test_each_environment_process_is_told_how_prompts_are_rendered(tmp_path: Pat
     ],
 )
 def test_wandb_is_used_where_there_is_a_key_or_it_was_asked_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    env: dict[str, str],
-    set_fields: dict[str, Any],
-    has_logged: bool,
-    is_used: bool,
-) -> None:
+    tmp_path, monkeypatch, env, set_fields, has_logged, is_used
+):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     edits = {"tinker": {key.partition(".")[2]: value for key, value in set_fields.items()}}
@@ -118,7 +106,7 @@ def test_wandb_is_used_where_there_is_a_key_or_it_was_asked_for(
     assert planned.env.use_wandb is False, "the trainer logs, and no environment beside it"
 
 
-def test_what_was_asked_for_stays_and_each_attempt_has_its_own(tmp_path: Path) -> None:
+def test_what_was_asked_for_stays_and_each_attempt_has_its_own(tmp_path):
     """A resume tells the next attempt other steps, and each attempt listens on other ports."""
     store, record = RunStore(tmp_path), make_record(environment="sums")
     asked = run_config.resolve_run_config("sums", "embedded", {}, model="m")

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from lachesis.supervision.services import ports
 from lachesis.supervision.services.ports import check_port, choose_port, reserve_free_ports
 
 
-def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
+def test_secrets_and_misleading_variables_do_not_reach_a_child():
     """A child gets a secret only when it is handed to it by name."""
     source = {
         "PATH": "/bin",
@@ -39,7 +38,7 @@ def test_secrets_and_misleading_variables_do_not_reach_a_child() -> None:
     assert build_child_env({"TINKER_API_KEY": "t"}, source)["TINKER_API_KEY"] == "t"
 
 
-def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_chooses_what_environments_see(monkeypatch):
     for name, value in {
         "WIKI_DIR": "w",
         "SEARCH_API_KEY": "s",
@@ -52,14 +51,14 @@ def test_the_user_chooses_what_environments_see(monkeypatch: pytest.MonkeyPatch)
     assert read_passed_variables() == {"WIKI_DIR": "w", "SEARCH_API_KEY": "s", "SEARCH_URL": "u"}
 
 
-def test_no_text_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_shows_a_secret(monkeypatch):
     """Nor the password in an address."""
     monkeypatch.setenv("MY_TOKEN", "abcdefgh")
     monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter2hunter2@proxy:3128")
     assert redact("abcdefgh hunter2hunter2 me") == "*** *** me"
 
 
-def test_each_line_of_a_secret_is_one() -> None:
+def test_each_line_of_a_secret_is_one():
     """A log is written line by line."""
     assert set(find_secret_values({"MY_KEY": "first line\nsecond line\n}"})) == {
         "first line\nsecond line\n}",
@@ -68,7 +67,7 @@ def test_each_line_of_a_secret_is_one() -> None:
     }
 
 
-def test_free_ports_differ_and_are_free() -> None:
+def test_free_ports_differ_and_are_free():
     ports = reserve_free_ports(5)
     assert len(set(ports)) == 5
     for port in ports:
@@ -79,7 +78,7 @@ def test_free_ports_differ_and_are_free() -> None:
     platform.system() != "Linux",
     reason="other systems do not let a second socket have a reserved port",
 )
-def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
+def test_a_port_is_given_to_nobody_else_until_its_service_listens():
     """Two runs that started together were given the same port, and one of them failed."""
     (port,) = reserve_free_ports(1)
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
@@ -97,7 +96,7 @@ def test_a_port_is_given_to_nobody_else_until_its_service_listens() -> None:
     platform.system() != "Linux",
     reason="other systems do not let a second socket have a reserved port",
 )
-def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets() -> None:
+def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets():
     released = reserve_free_ports(5)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
@@ -107,7 +106,7 @@ def test_a_process_that_launches_for_ever_does_not_run_out_of_sockets() -> None:
     assert any(map(can_bind, released))
 
 
-def can_bind(port: int) -> bool:
+def can_bind(port):
     with socket.socket() as stranger:
         try:
             stranger.bind(("127.0.0.1", port))
@@ -117,13 +116,13 @@ def can_bind(port: int) -> bool:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 99999])
-def test_a_port_out_of_range_is_refused(port: int) -> None:
+def test_a_port_out_of_range_is_refused(port):
     """The Atropos API would listen on another port without a word."""
     with pytest.raises(PortInUseError, match="allowed: 1 to 65535"):
         check_port(port)
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -140,16 +139,14 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_never_choose_the_same_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_never_choose_the_same_port(tmp_path, monkeypatch):
     """Neither listens yet, as two launchers that start in the same seconds."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-    def choose() -> subprocess.Popen[str]:
+    def choose():
         return subprocess.Popen(
             [sys.executable, "-c", CHOOSE_AND_WAIT, str(port)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -165,9 +162,7 @@ def test_two_processes_never_choose_the_same_port(
     assert choose_port(port) == port, "a process may choose its own port again"
 
 
-def test_a_port_that_another_process_has_chosen_is_not_taken_for_a_free_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_another_process_has_chosen_is_not_taken_for_a_free_one(tmp_path, monkeypatch):
     """The other one does not listen yet, so the system may give its port to anybody."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as server:

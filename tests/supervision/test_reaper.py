@@ -2,25 +2,19 @@
 
 import builtins
 import os
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from lachesis.supervision.reaper import LogCopier
 from lachesis.supervision.running_services import ServiceGroup
 
 
-def test_a_log_that_cannot_be_begun_anew_is_written_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_cannot_be_begun_anew_is_written_on(tmp_path, monkeypatch):
     """Otherwise the thread would end, and the service would wait for its full pipe for ever."""
     log = tmp_path / "service.log"
     read_fd, write_fd = os.pipe()
     copier = LogCopier(read_fd, str(log), [], max_bytes=20)
     is_refused = True
 
-    def open_if_allowed(*args: Any, **options: Any) -> Any:
+    def open_if_allowed(*args, **options):
         if is_refused and args[0] == str(log):
             raise OSError(28, "No space left on device")
         return original(*args, **options)
@@ -38,7 +32,7 @@ def test_a_log_that_cannot_be_begun_anew_is_written_on(
     assert log.read_bytes() == b"again\n"
 
 
-def test_a_message_about_a_forgotten_service_is_ignored() -> None:
+def test_a_message_about_a_forgotten_service_is_ignored():
     """Its exit may be reported after the flow has forgotten it."""
     with ServiceGroup() as group:
         group._apply_reaper_message({"exited": "gone", "code": 0})

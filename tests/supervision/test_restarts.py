@@ -8,7 +8,7 @@ from lachesis.supervision.services.order import START_ORDER
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanations" / "recovery.md"
 
 
-def test_the_page_says_what_the_code_does() -> None:
+def test_the_page_says_what_the_code_does():
     lines = PAGE.read_text().splitlines()
     assert set(RESTART_RULES) == set(START_ORDER)
     for name, death in RESTART_RULES.items():
@@ -16,7 +16,7 @@ def test_the_page_says_what_the_code_does() -> None:
         assert f"| {name} | {death.meaning} | {pauses} |" in lines
 
 
-def test_a_service_is_started_again_so_many_times() -> None:
+def test_a_service_is_started_again_so_many_times():
     restarts = RestartBudget()
     assert [restarts.next_pause_s("environment") for _ in range(5)] == [1.0, 10.0, 30.0, None, None]
     assert restarts.next_pause_s("engine") is None

@@ -20,19 +20,19 @@ from tests.harness.waiting import wait_until
 CHILD = str(Path(__file__).parents[1] / "harness" / "simple_service.py")
 
 
-def spec(name: str, tmp_path: Path, *argv: str, **options: object) -> ServiceSpec:
+def spec(name, tmp_path, *argv, **options):
     values = {"log": tmp_path / f"{name}.log", "cwd": tmp_path, **options}
     return ServiceSpec(name, [sys.executable, CHILD, *argv], **values)  # type: ignore[arg-type]
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def test_services_end_in_reverse_order(tmp_path: Path) -> None:
+def test_services_end_in_reverse_order(tmp_path):
     """The last one started is told to end first, and each has ended before the next is told."""
     notes = tmp_path / "notes"
     with ServiceGroup() as group:
@@ -48,9 +48,7 @@ def test_services_end_in_reverse_order(tmp_path: Path) -> None:
     assert notes.read_text().split() == ["third", "second", "first"]
 
 
-def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_all(
-    tmp_path: Path,
-) -> None:
+def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_all(tmp_path):
     """Its log may hold a screen of retries before the cause."""
     command = [
         sys.executable,
@@ -81,7 +79,7 @@ def test_the_cause_of_an_engine_that_cannot_load_its_model_comes_first_and_is_al
     assert begin.partition(": ")[2] in engine.log.read_text()
 
 
-def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path) -> None:
+def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path):
     """We do not sit out the timeout of a process that has already exited."""
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
@@ -103,7 +101,7 @@ def test_a_dead_child_fails_the_wait_at_once_with_its_last_words(tmp_path: Path)
         assert time.monotonic() - started < 10
 
 
-def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path):
     """The message holds what it answered last."""
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
@@ -121,10 +119,10 @@ def test_a_child_that_hangs_is_given_up_after_its_time(tmp_path: Path) -> None:
             wait_until_healthy(group, one)
 
 
-def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
+def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path):
     """As when somebody stops the run while one of its services starts, or while it is evaluated."""
 
-    def look() -> None:
+    def look():
         raise InterruptedError("somebody has suspended it")
 
     with ServiceGroup() as group:
@@ -138,7 +136,7 @@ def test_a_wait_ends_with_what_is_raised_meanwhile(tmp_path: Path) -> None:
         assert time.monotonic() - started < 30
 
 
-def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
+def test_a_healthy_child_is_noticed(tmp_path):
     port = reserve_free_ports(1)[0]
     with ServiceGroup() as group:
         one = spec(
@@ -155,7 +153,7 @@ def test_a_healthy_child_is_noticed(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
+def test_a_deaf_family_is_killed_after_its_grace(tmp_path):
     """A child that ignores SIGTERM, and its own child, are gone when the group is."""
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
@@ -165,7 +163,7 @@ def test_a_deaf_family_is_killed_after_its_grace(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in family)
 
 
-def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> None:
+def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path):
     """Its own child, which ignores SIGTERM, has its grace; neither this death nor the next one
     waits for that.
     """
@@ -182,7 +180,7 @@ def test_a_death_is_told_at_once_whatever_its_children_do(tmp_path: Path) -> Non
     assert not alive(child)
 
 
-def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
+def test_a_command_that_does_not_exist_is_told(tmp_path):
     with (
         ServiceGroup() as group,
         pytest.raises(ProcessExitedError, match=r"engine could not be started: .*No such file"),
@@ -192,7 +190,7 @@ def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
         )
 
 
-def test_one_service_can_be_stopped_and_the_others_go_on(tmp_path: Path) -> None:
+def test_one_service_can_be_stopped_and_the_others_go_on(tmp_path):
     with ServiceGroup() as group:
         group.start(spec("one", tmp_path, "sleep"))
         group.start(spec("two", tmp_path, "sleep"))
@@ -219,7 +217,7 @@ with ServiceGroup() as group:
 
 
 @pytest.mark.parametrize("victim", ["parent", "reaper"])
-def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path: Path, victim: str) -> None:
+def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path, victim):
     """SIGKILL leaves no chance to clean up, so somebody else has to."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(tmp_path)])
     file = tmp_path / "pids"
@@ -233,7 +231,7 @@ def test_nothing_outlives_a_killed_parent_or_reaper(tmp_path: Path, victim: str)
         parent.wait()
 
 
-def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) -> None:
+def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path):
     """The kernel ends the services with the reaper; their own children are ours to end."""
     pids = tmp_path / "pids"
     with ServiceGroup() as group:
@@ -247,7 +245,7 @@ def test_a_killed_reaper_is_named_and_its_services_families_end(tmp_path: Path) 
             group.require_running("environment")
 
 
-def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
+def test_an_answer_that_does_not_come_hides_no_death(tmp_path):
     with ServiceGroup() as group:
         pid = group.start(spec("engine", tmp_path, "sleep"))
         assert group.call_unless_service_dies(lambda: "answer", "none") == "answer"
@@ -266,7 +264,7 @@ def test_an_answer_that_does_not_come_hides_no_death(tmp_path: Path) -> None:
         assert group.call_unless_service_dies(lambda: "answer", "none") == "answer"
 
 
-def said(tmp_path: Path, code: str, **env: str) -> str:
+def said(tmp_path, code, **env):
     """The log of a program that ends by itself, and the part before it."""
     with ServiceGroup() as group:
         one = ServiceSpec(
@@ -278,7 +276,7 @@ def said(tmp_path: Path, code: str, **env: str) -> str:
     return "".join(part.read_text() for part in parts if part.exists())
 
 
-def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_reaches_a_log(tmp_path, monkeypatch):
     """Neither one that the child was given nor one that only we have; also when it comes in parts,
     or in one endless line.
     """
@@ -306,7 +304,7 @@ def test_no_secret_reaches_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.endswith("***end")
 
 
-def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_does_not_grow_without_end(tmp_path, monkeypatch):
     """The newest words are kept, within the limit."""
     monkeypatch.setattr("lachesis.supervision.running_services.MAX_SERVICE_LOG_BYTES", 200_000)
     text = said(tmp_path, "for number in range(100_000): print(f'line {number}')")
@@ -318,7 +316,7 @@ def test_a_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
+def test_a_test_that_prints_without_end_is_given_up(tmp_path):
     """Long before its time is over, in one line."""
     code = "import os\nwhile True: os.write(2, b'x' * 60000)"
     loud = ServiceSpec(
@@ -333,7 +331,7 @@ def test_a_test_that_prints_without_end_is_given_up(tmp_path: Path) -> None:
     assert len(str(told.value).splitlines()) == 1
 
 
-def test_a_hurry_spares_nobody(tmp_path: Path) -> None:
+def test_a_hurry_spares_nobody(tmp_path):
     """Also when the end is under way already and a service takes its time."""
     hurry = tmp_path / ".now"
     with ServiceGroup(stop_now_file=hurry) as group:

@@ -6,8 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +30,7 @@ class World:
     anything.
     """
 
-    def __init__(self, home: Path, group: ServiceGroup) -> None:
+    def __init__(self, home, group):
         self.group, self.store = group, (store := RunStore(home))
         record = make_record(run_id=RUN)
         self.folder = store.create(record)
@@ -58,8 +56,8 @@ class World:
             RunServices(group, store, RUN, self._do_step), plan, StopCheck(store, RUN, lambda: None)
         )
 
-    def _spec(self, name: str) -> ServiceSpec:
-        def ready() -> str:
+    def _spec(self, name):
+        def ready():
             return "" if name != "environment" or self.ready.is_set() else "not yet"
 
         log = self.folder.get_log_file(name)
@@ -68,24 +66,24 @@ class World:
             name, argv, log=log, cwd=log.parent, check_ready=ready, timeout_s=30.0, grace_s=2.0
         )
 
-    def _do_step(self, name: str, work: Callable[[], Any]) -> Any:
+    def _do_step(self, name, work):
         result = work()
         if name.startswith("start "):
             service = name.removeprefix("start ")
             self.pids[service] = int(str(self.again.services.unwritten[service]["pid"]))
         return result
 
-    def kill(self, name: str) -> ProcessExitedError:
+    def kill(self, name):
         os.kill(self.pids[name], signal.SIGKILL)
         assert self.group.wait(name, timeout_s=5) == -signal.SIGKILL
         return make_exit_error(self.specs[name], -signal.SIGKILL)
 
-    def kill_while_it_starts(self, victim: str) -> threading.Thread:
+    def kill_while_it_starts(self, victim):
         """Kill that one once the first environment was started again, and before it is ready."""
         before = self.pids["environment"]
         self.ready.clear()
 
-        def wait_and_kill() -> None:
+        def wait_and_kill():
             wait_until(lambda: self.pids["environment"] != before, 20, poll_s=0.02)
             self.kill(victim)
             self.ready.set()
@@ -96,7 +94,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path, monkeypatch):
     with ServiceGroup() as group:
         made = World(tmp_path, group)
         monkeypatch.setattr(made.again.restart_budget, "next_pause_s", lambda service: 0.1)
@@ -108,7 +106,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield made
 
 
-def test_two_environments_that_die_together_are_both_started_again(world: World) -> None:
+def test_two_environments_that_die_together_are_both_started_again(world):
     problems = {name: world.kill(name) for name in ENVIRONMENTS}
     for name, problem in problems.items():
         assert name in world.group.collect_exit_codes()
@@ -117,7 +115,7 @@ def test_two_environments_that_die_together_are_both_started_again(world: World)
     assert sorted(world.forgotten) == [0, 1]
 
 
-def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
+def test_groups_of_an_earlier_attempt_earn_no_restart(world):
     world.folder.get_counters_file("environment").write_text(
         json.dumps({"groups": 3, "written_at": 1.0})
     )
@@ -126,14 +124,14 @@ def test_groups_of_an_earlier_attempt_earn_no_restart(world: World) -> None:
         world.again.restart("environment", problem)
 
 
-def test_one_that_has_ended_well_ends_no_restart(world: World) -> None:
+def test_one_that_has_ended_well_ends_no_restart(world):
     world.group.stop("environment-two")
     world.again.restart("environment", world.kill("environment"))
     assert world.group.is_running("environment")
 
 
 @pytest.mark.parametrize("victim", ["environment", "environment-two", "api"])
-def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -> None:
+def test_a_death_meanwhile_is_left_to_the_next_look(world, victim):
     """Of the one that is being started, of another one, and of the API, after which all
     environments are started again.
     """
@@ -147,9 +145,7 @@ def test_a_death_meanwhile_is_left_to_the_next_look(world: World, victim: str) -
     assert all(world.group.is_running(name) for name in world.specs)
 
 
-def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(
-    world: World,
-) -> None:
+def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_nothing(world):
     problem = world.kill("api")
     killer = world.kill_while_it_starts("environment")
     world.again.restart("api", problem)
@@ -158,7 +154,7 @@ def test_an_environment_that_dies_while_the_api_starts_keeps_the_others_from_not
     assert world.group.is_running("environment-two")
 
 
-def test_the_death_of_the_trainer_ends_the_restart(world: World) -> None:
+def test_the_death_of_the_trainer_ends_the_restart(world):
     problem = world.kill("environment")
     killer = world.kill_while_it_starts("trainer")
     with pytest.raises(ProcessExitedError, match="trainer was killed by signal 9"):

@@ -3,8 +3,6 @@
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +25,7 @@ from lachesis.supervision import stop_requests
 from lachesis.supervision.invalid_groups import DeadEnvironmentDetector
 from lachesis.supervision.stop_requests import StopCheck, StopRequested
 from tests.harness.home import write_run
-from tests.harness.http_answers import Request, serve_answers
+from tests.harness.http_answers import serve_answers
 
 RUN = "0123abcd"
 FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
@@ -36,13 +34,13 @@ FLOW_RUN = "6b7b3a56-6a5b-4f0f-9d0b-3b0b0b0b0b0b"
 class Prefect:
     """Gives every question about a flow run the same answer, and keeps what it is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.state: dict[str, Any] = {"type": "RUNNING"}
         self.sent: list[Any] = []
         self.later: dict[str, Any] | None = None
         """The state after the next question."""
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, request):
         if request.method == "POST":
             self.sent.append(request.json())
             return {"state": self.sent[-1]["state"]}
@@ -51,7 +49,7 @@ class Prefect:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefect]:
+def server(monkeypatch):
     prefect = Prefect()
     with serve_answers(prefect.answer) as url:
         monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
@@ -62,16 +60,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefect]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
+def store(tmp_path):
     store = RunStore(tmp_path)
     write_run(store, run_id=RUN, started_at=now_iso())
     return store
 
 
 @pytest.mark.parametrize("state", ["PAUSED", "SCHEDULED", "PENDING"])
-def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
-    server: Prefect, state: str
-) -> None:
+def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(server, state):
     flow_run_state.raise_if_stop_requested()
     server.state = {"type": state}
     for _ in range(2):
@@ -83,12 +79,8 @@ def test_a_suspension_ends_the_run_also_when_it_was_resumed_meanwhile(
     ("earlier", "kept"), [(None, EndCause.SUSPENDED), (EndCause.STALLED, EndCause.STALLED)]
 )
 def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
-    server: Prefect,
-    store: RunStore,
-    monkeypatch: pytest.MonkeyPatch,
-    earlier: EndCause | None,
-    kept: EndCause,
-) -> None:
+    server, store, monkeypatch, earlier, kept
+):
     sentence = CAUSES[kept].sentence
     store.update(RUN, resume_requested=True)
     if earlier:
@@ -106,7 +98,7 @@ def test_a_suspended_run_is_stopped_and_its_flow_run_is_cancelled(
     assert sent["state"]["message"] == f"stopped: {sentence}"
 
 
-def test_other_ends_say_their_reason(server: Prefect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ends_say_their_reason(server, monkeypatch):
     server.state = {"type": "CANCELLING"}
     with pytest.raises(StopRequested, match="cancelled in Prefect"):
         flow_run_state.raise_if_stop_requested()
@@ -123,9 +115,7 @@ def test_other_ends_say_their_reason(server: Prefect, monkeypatch: pytest.Monkey
         flow_run_state.raise_if_stop_requested()
 
 
-def test_a_check_that_is_called_often_looks_seldom(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_is_called_often_looks_seldom(store, monkeypatch):
     clock, looks = [100.0], []
     monkeypatch.setattr(stop_requests.time, "monotonic", lambda: clock[0])
     check = StopCheck(store, RUN, lambda: looks.append(clock[0]))
@@ -135,9 +125,7 @@ def test_a_check_that_is_called_often_looks_seldom(
     assert len(looks) == 3
 
 
-def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(store, monkeypatch):
     """Nobody reads the record twenty times a minute to learn of it."""
     check, loads = StopCheck(store, RUN, lambda: None), []
     load = RunStore.load
@@ -154,7 +142,7 @@ def test_a_stop_without_a_server_is_a_file_whose_existence_is_asked(
     check.check()
 
 
-def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
+def test_only_counts_of_this_attempt_end_a_run(store):
     """What the environment's process of an attempt before has counted lies in the same file."""
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
@@ -180,7 +168,7 @@ def test_only_counts_of_this_attempt_end_a_run(store: RunStore) -> None:
         watch.check()
 
 
-def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -> None:
+def test_an_environment_that_gave_usable_groups_is_never_dead(store):
     """Its counts begin at 0 then, while what scores its answers may be away."""
     env = SimpleNamespace(env=SimpleNamespace(group_size=4, batch_size=8))
     config = SimpleNamespace(env=env.env, build_environment_configs=lambda: {"sums": env})
@@ -204,9 +192,7 @@ def test_an_environment_that_gave_usable_groups_is_never_dead(store: RunStore) -
             DeadEnvironmentDetector(store, store.load(RUN), plan, received=received).check()
 
 
-def test_one_dead_environment_of_two_is_named_once(
-    store: RunStore, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_dead_environment_of_two_is_named_once(store, caplog, capsys):
     """In the log, in the record, and by `lachesis status`."""
     store.update(
         RUN, additional_environments={"other": {"environment_file": "other.py", "fingerprint": ""}}

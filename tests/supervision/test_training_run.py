@@ -2,9 +2,7 @@
 
 import signal
 import traceback
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prefect.exceptions import TerminationSignal
@@ -18,7 +16,6 @@ from lachesis.monitor.run_health import refresh_health
 from lachesis.monitor.tick import Monitor
 from lachesis.runs.end_causes import EndCause
 from lachesis.runs.folder import RunDir
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from lachesis.supervision import training_run
 from lachesis.supervision.readiness import RunServices
@@ -28,7 +25,7 @@ from lachesis.supervision.training_run import TrainingRun
 from tests.harness.home import make_record, write_run
 
 
-def caught(*errors: BaseException) -> BaseException:
+def caught(*errors):
     """The last of errors, each raised while the one before was handled."""
     before: BaseException | None = None
     for error in errors:
@@ -38,7 +35,7 @@ def caught(*errors: BaseException) -> BaseException:
     return before
 
 
-def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
+def test_a_signal_is_seen_behind_the_error_that_came_of_it():
     asked = TerminationSignal(signal.SIGTERM)
     assert train.find_termination_signal(asked) is asked
     assert (
@@ -55,12 +52,12 @@ def test_a_signal_is_seen_behind_the_error_that_came_of_it() -> None:
     )
 
 
-def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_without_secrets(tmp_path, monkeypatch):
     """In the run's record, and in the state that Prefect's server keeps."""
     store, secret = RunStore(tmp_path), "marked-0a1b2c3d"
     record = make_record()
 
-    def start_to_end(*_: object) -> str:
+    def start_to_end(*_):
         raise OSError(f"https://me:{secret}@proxy is away")
 
     store.create(record)
@@ -72,9 +69,7 @@ def test_a_failure_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.M
     assert store.load(record.run_id).error == "OSError: https://me:***@proxy is away"
 
 
-def test_an_end_without_a_server_is_judged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_without_a_server_is_judged_once(tmp_path, monkeypatch):
     """A model that could not be loaded is not healthy, and the record has the word at once."""
     store, judged = RunStore(tmp_path), []
     record = make_record(status="running")
@@ -94,14 +89,14 @@ def test_an_end_without_a_server_is_judged_once(
     assert judged == [1]
 
 
-def created(store: RunStore, **values: Any) -> RunRecord:
+def created(store, **values):
     """A record of a run of one environment, and its folder."""
     file = store.home / "one.py"
     file.write_text("")
     return write_run(store, environment="one", environment_file=str(file), **values)
 
 
-def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) -> None:
+def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path):
     """A resume of a refused attempt is another one; a fork has a checkpoint from the start."""
     store = RunStore(tmp_path)
     record = created(store, attempt=2, require_validation=True, forked_from="89abcdef@4")
@@ -114,9 +109,7 @@ def test_a_validation_is_required_until_the_run_has_made_a_step(tmp_path: Path) 
     train._require_validation(store, record)
 
 
-def test_an_attempt_without_its_validation_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_without_its_validation_is_not_begun(tmp_path, monkeypatch):
     store, begun = RunStore(tmp_path), []
     record = created(store, require_validation=True, status="failed", started_at=now_iso())
     monkeypatch.setattr(train, "_run_services", lambda *_: begun.append(1))
@@ -128,8 +121,8 @@ def test_an_attempt_without_its_validation_is_not_begun(
 
 
 def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Once to see whose flow run this is, and once to begin the attempt."""
     store = RunStore(tmp_path)
     record = created(store)
@@ -137,15 +130,15 @@ def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_pr
     load_record, load_config = RunStore.load, run_config.RunConfig.from_yaml
     reads_at_start: list[dict[str, int]] = []
 
-    def count_record(self: RunStore, run_id: str) -> RunRecord:
+    def count_record(self, run_id):
         num_reads["record"] += 1
         return load_record(self, run_id)
 
-    def count_config(path: Path) -> run_config.RunConfig:
+    def count_config(path):
         num_reads["configuration"] += 1
         return load_config(path)
 
-    def stop_here(*_: Any) -> None:
+    def stop_here(*_):
         reads_at_start.append(dict(num_reads))
         raise KeyError("the first service would start now")
 
@@ -161,12 +154,12 @@ def test_the_record_is_read_twice_and_the_configuration_once_before_the_first_pr
 
 @pytest.mark.parametrize("profile", ["embedded", "custom"])
 def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
-) -> None:
+    tmp_path, monkeypatch, profile
+):
     store, waits = RunStore(tmp_path), []
     record = created(store, profile=profile)
 
-    def living(self: RunDir, timeout_s: float = 60.0) -> Any:
+    def living(self, timeout_s=60.0):
         waits.append(timeout_s)
         raise KeyError("asked")
 
@@ -184,27 +177,20 @@ def test_a_resumed_run_waits_longer_than_the_services_before_it_need(
 class FakeServices:
     """Stand for the processes of a run: the trainer answers, and the environment may have ended."""
 
-    def __init__(self, *, is_environment_running: bool) -> None:
+    def __init__(self, *, is_environment_running):
         self.is_environment_running = is_environment_running
 
-    def is_running(self, _: str) -> bool:
+    def is_running(self, _):
         return self.is_environment_running
 
-    def call_unless_service_dies(self, call: Any, default: Any) -> Any:
+    def call_unless_service_dies(self, call, default):
         return call()
 
-    def collect_exit_codes(self) -> dict[str, int]:
+    def collect_exit_codes(self):
         return {}
 
 
-def watch(
-    monkeypatch: pytest.MonkeyPatch,
-    reports: list[dict[str, Any]],
-    limits: dict[str, Any] | None = None,
-    *,
-    is_environment_running: bool = False,
-    record: RunRecord | None = None,
-) -> bool:
+def watch(monkeypatch, reports, limits=None, *, is_environment_running=False, record=None):
     """Supervise a run whose trainer gives these reports, a minute apart; the last one stays."""
     clock = [0.0]
     monkeypatch.setattr(training_run.time, "monotonic", lambda: clock[0])
@@ -229,7 +215,7 @@ def watch(
 FINISHED = {"phase": "finished", "step": 9}
 
 
-def test_a_long_step_after_the_last_rollout_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_after_the_last_rollout_ends_no_run(monkeypatch):
     """A step of a large model takes minutes, and batches may be queued after the last rollout."""
     training = {"step": 3, "waiting_for": "forward_backward"}
     assert watch(monkeypatch, [training] * 9 + [FINISHED])
@@ -251,9 +237,7 @@ def test_a_long_step_after_the_last_rollout_ends_no_run(monkeypatch: pytest.Monk
         ({"max_tokens": 7000, "max_hours": 5, "max_cost_usd": 1.0}, None),
     ],
 )
-def test_the_supervision_keeps_budgets(
-    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any], sentence: str | None
-) -> None:
+def test_the_supervision_keeps_budgets(monkeypatch, limits, sentence):
     """Also while the trainer does not answer any more: what it has said last counts."""
     record = make_record(earlier_hours=1.0)
     reports = [{"step": 1, "spent": {"tokens": 6000.0, "cost_usd": 0.02}}, {}]

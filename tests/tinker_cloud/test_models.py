@@ -1,7 +1,6 @@
 """The list of models is the server's own, and what is said about a model is read in its files."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tinker.lib.base_url import DEFAULT_BASE_URL
@@ -16,11 +15,10 @@ from lachesis.launch.offered_models import fetch_and_describe, list_models, requ
 from lachesis.models.chat_template import find_thinking_switch
 from lachesis.models.recommended_settings import recommend_settings
 from tests.tinker_cloud import templates
-from tests.tinker_cloud.running import ServedCloud
 from tests.tinker_cloud.stand_ins import STAND_INS
 
 
-def test_the_server_is_asked_for_its_models(cloud: ServedCloud, clean_environment: Path) -> None:
+def test_the_server_is_asked_for_its_models(cloud, clean_environment):
     answer = list_models("tinker", clean_environment)
     models = {model.name: model for model in answer.models}
     assert list(models) == list(STAND_INS)
@@ -37,9 +35,7 @@ def test_the_server_is_asked_for_its_models(cloud: ServedCloud, clean_environmen
     assert models["Qwen/Qwen3-4B-Instruct-2507"].thinking == "does not think"
 
 
-def test_the_tool_and_the_command_list_the_same(
-    cloud: ServedCloud, clean_environment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tool_and_the_command_list_the_same(cloud, clean_environment, capsys):
     context = CallContext(AgentSession("test"))
     answer, is_error = TOOLS["rl_list_models"].run_safely(context, {"profile": "tinker"})
     assert not is_error
@@ -51,9 +47,7 @@ def test_the_tool_and_the_command_list_the_same(
     assert "carried over to a width of 64 by the cookbook's rule for Qwen" in shown
 
 
-def test_a_model_that_is_not_offered_is_refused_with_what_is(
-    cloud: ServedCloud, clean_environment: Path
-) -> None:
+def test_a_model_that_is_not_offered_is_refused_with_what_is(cloud, clean_environment):
     require_offered_model("tinker", "Qwen/Qwen3-8B")
     with pytest.raises(ModelNotFoundError, match="did you mean Qwen/Qwen3-8B"):
         require_offered_model("tinker", "Qwen/Qwen3-9B")
@@ -62,9 +56,7 @@ def test_a_model_that_is_not_offered_is_refused_with_what_is(
         fetch_and_describe("Qwen/Qwen3-8B", "tinker", clean_environment)
 
 
-def test_who_cannot_ask_is_told_what_to_do(
-    cloud: ServedCloud, clean_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_cannot_ask_is_told_what_to_do(cloud, clean_environment, monkeypatch):
     cloud.begin("revoked")
     with pytest.raises(MissingKeyError, match=r"HTTP 401: Invalid or revoked.*set a valid key"):
         list_models("tinker", clean_environment)
@@ -81,7 +73,7 @@ def test_who_cannot_ask_is_told_what_to_do(
         list_models("tinker", clean_environment)
 
 
-def test_the_address_is_that_of_the_sdk() -> None:
+def test_the_address_is_that_of_the_sdk():
     assert tinker_client.DEFAULT_BASE_URL == DEFAULT_BASE_URL
 
 
@@ -96,14 +88,12 @@ def test_the_address_is_that_of_the_sdk() -> None:
         ("{{ '<think>' }}", "always thinks", False),
     ],
 )
-def test_a_template_says_whether_its_model_thinks(
-    template: str, words: str, can_be_off: bool
-) -> None:
+def test_a_template_says_whether_its_model_thinks(template, words, can_be_off):
     switch = find_thinking_switch(template)
     assert (switch.describe(), switch.can_be_off) == (words, can_be_off)
 
 
-def test_rates_are_carried_over_as_in_the_cookbook() -> None:
+def test_rates_are_carried_over_as_in_the_cookbook():
     """The ratio of two models is that of the cookbook's own function."""
     ours = recommend_settings("Qwen/Qwen3-8B", 4096).learning_rate
     reference = recommend_settings("meta-llama/Llama-3.1-8B-Instruct", 4096).learning_rate

@@ -1,7 +1,6 @@
 """The rehearsal cloud itself: the real SDK meets models, bills and misfortunes."""
 
 import time
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import tinker
 
 from lachesis.config.prices import find_prices
-from tests.tinker_cloud.running import ServedCloud
 from tests.tinker_cloud.stand_ins import STAND_INS
 
 MODEL = "Qwen/Qwen3-8B"
@@ -17,20 +15,20 @@ PROMPT = list(b"2 3 make 5:")
 
 
 @pytest.fixture
-def service(cloud: ServedCloud) -> Iterator[tinker.ServiceClient]:
+def service(cloud):
     client = tinker.ServiceClient()
     yield client
     cloud.lift()
     client.close("success").result()
 
 
-def sample(client: tinker.SamplingClient, num_samples: int = 2) -> tinker.SampleResponse:
+def sample(client, num_samples=2):
     params = tinker.SamplingParams(max_tokens=4, temperature=1.0, seed=1)
     prompt = tinker.ModelInput.from_ints(PROMPT)
     return client.sample(prompt, num_samples, params).result()
 
 
-def make_datum() -> tinker.Datum:
+def make_datum():
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(PROMPT[:-1]),
         loss_fn_inputs={
@@ -40,7 +38,7 @@ def make_datum() -> tinker.Datum:
     )
 
 
-def test_all_stand_ins_are_offered_and_sampled(service: tinker.ServiceClient) -> None:
+def test_all_stand_ins_are_offered_and_sampled(service):
     offered = [one.model_name for one in service.get_server_capabilities().supported_models]
     assert offered == list(STAND_INS)
     for name in STAND_INS:
@@ -48,7 +46,7 @@ def test_all_stand_ins_are_offered_and_sampled(service: tinker.ServiceClient) ->
         assert len(answer.sequences) == 2
 
 
-def test_the_bill_agrees_to_the_token(cloud: ServedCloud, service: tinker.ServiceClient) -> None:
+def test_the_bill_agrees_to_the_token(cloud, service):
     before = cloud.cloud.bill.tokens.get(MODEL)
     before = before.model_copy() if before else None
     training = service.create_lora_training_client(base_model=MODEL, rank=4).result()
@@ -73,9 +71,7 @@ def test_the_bill_agrees_to_the_token(cloud: ServedCloud, service: tinker.Servic
 
 
 @pytest.mark.parametrize("kind", ["cut", "lost", "server_error", "rate_limit"])
-def test_what_passes_is_waited_out_and_billed_once(
-    cloud: ServedCloud, service: tinker.ServiceClient, kind: str
-) -> None:
+def test_what_passes_is_waited_out_and_billed_once(cloud, service, kind):
     client = service.create_sampling_client(base_model=MODEL).result()
     before = cloud.cloud.bill.tokens[MODEL].sampled if MODEL in cloud.cloud.bill.tokens else 0
     cloud.begin(kind, count=2)
@@ -85,7 +81,7 @@ def test_what_passes_is_waited_out_and_billed_once(
     assert cloud.cloud.bill.tokens[MODEL].sampled - before == num_sampled
 
 
-def test_a_queue_is_waited_for(cloud: ServedCloud, service: tinker.ServiceClient) -> None:
+def test_a_queue_is_waited_for(cloud, service):
     client = service.create_sampling_client(base_model=MODEL).result()
     cloud.begin("queued", seconds=1.5)
     started = time.monotonic()
@@ -93,27 +89,21 @@ def test_a_queue_is_waited_for(cloud: ServedCloud, service: tinker.ServiceClient
     assert time.monotonic() - started > 1.4
 
 
-def test_a_revoked_key_is_refused_at_once(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_a_revoked_key_is_refused_at_once(cloud, service):
     client = service.create_sampling_client(base_model=MODEL).result()
     cloud.begin("revoked")
     with pytest.raises(tinker.APIStatusError, match="revoked"):
         sample(client)
 
 
-def test_an_expired_session_has_no_sampler(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_an_expired_session_has_no_sampler(cloud, service):
     client = service.create_sampling_client(base_model=MODEL).result()
     cloud.begin("session_expired")
     with pytest.raises(tinker.APIStatusError, match="session may have ended"):
         sample(client)
 
 
-def test_a_retired_model_is_neither_listed_nor_made(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_a_retired_model_is_neither_listed_nor_made(cloud, service):
     cloud.begin("model_retired", model=MODEL)
     offered = [one.model_name for one in service.get_server_capabilities().supported_models]
     assert MODEL not in offered
@@ -121,9 +111,7 @@ def test_a_retired_model_is_neither_listed_nor_made(
         service.create_sampling_client(base_model=MODEL).result()
 
 
-def test_a_stale_sampler_has_the_weights_before(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_a_stale_sampler_has_the_weights_before(cloud, service):
     cloud.begin("stale_sampler")
     training = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
     prompt = tinker.ModelInput.from_ints(PROMPT)
@@ -138,9 +126,7 @@ def test_a_stale_sampler_has_the_weights_before(
     assert third.compute_logprobs(prompt).result() != before
 
 
-def test_noise_changes_logprobs_by_little(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_noise_changes_logprobs_by_little(cloud, service):
     client = service.create_sampling_client(base_model=MODEL).result()
     prompt = tinker.ModelInput.from_ints(PROMPT)
     exact = np.asarray(client.compute_logprobs(prompt).result()[1:], float)
@@ -153,9 +139,7 @@ def test_noise_changes_logprobs_by_little(
     assert noisy[0] != noisy[1]
 
 
-def test_checkpoints_expire_and_downloads_break(
-    cloud: ServedCloud, service: tinker.ServiceClient
-) -> None:
+def test_checkpoints_expire_and_downloads_break(cloud, service):
     cloud.begin("time_to_live", seconds=3600)
     training = service.create_lora_training_client(base_model=MODEL, rank=4).result()
     path = training.save_weights_for_sampler("kept").result().path

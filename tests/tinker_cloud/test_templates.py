@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from lachesis.base.errors import ConfigError, RLEnvironmentError
 from lachesis.cli.main import main
 from lachesis.config import run_config
-from lachesis.config.run_config import RunConfig
 from lachesis.environment_process.chat_template_settings import install_template_settings
 from lachesis.environment_toolkit.sampling import encode_first_prompt, find_answer
 from lachesis.inference_server.sampling import Inference
@@ -27,25 +25,25 @@ QWEN, INSTRUCT, LLAMA, GPT_OSS = STAND_INS
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folders(tmp_path_factory):
     """The folder of each stand-in, so that nothing asks a Hub."""
     hf_home = tmp_path_factory.mktemp("hf")
     return {name: str(ensure_stand_in(name, hf_home)) for name in STAND_INS}
 
 
 @pytest.fixture(autouse=True)
-def restored_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored_class(monkeypatch):
     """Tests patch the class as an environment's process does."""
     monkeypatch.setattr(
         PreTrainedTokenizerBase, "apply_chat_template", PreTrainedTokenizerBase.apply_chat_template
     )
 
 
-def make_config(model: str, **tinker: Any) -> RunConfig:
+def make_config(model, **tinker):
     return run_config.resolve_run_config("countdown", "tinker", {"tinker": tinker}, model=model)
 
 
-def make_inference(config: RunConfig) -> Inference:
+def make_inference(config):
     tokenizer = load_tokenizer(config)
     return Inference(None, tokenizer, config, Usage(), is_base=False)  # type: ignore[arg-type]
 
@@ -61,9 +59,7 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "tinker", "end"), SETTINGS)
-def test_environment_and_trainer_show_the_same_tokens(
-    folders: dict[str, str], model: str, tinker: dict[str, Any], end: str
-) -> None:
+def test_environment_and_trainer_show_the_same_tokens(folders, model, tinker, end):
     trainers_tokens = make_inference(make_config(folders[model], **tinker)).encode_chat(MESSAGES)
     settings = {name: tinker.get(name) for name in ("thinking", "chat_template_kwargs")}
     install_template_settings(settings, None)
@@ -76,17 +72,15 @@ def test_environment_and_trainer_show_the_same_tokens(
 
 
 @pytest.mark.parametrize(("model", "thinking"), [(GPT_OSS, "off"), (INSTRUCT, "on")])
-def test_what_a_model_cannot_do_is_refused(
-    folders: dict[str, str], model: str, thinking: str
-) -> None:
+def test_what_a_model_cannot_do_is_refused(folders, model, thinking):
     with pytest.raises(ConfigError, match="cannot do that: its chat template cannot switch"):
         load_tokenizer(make_config(folders[model], thinking=thinking))
 
 
-def test_a_trainer_that_shows_other_tokens_is_found_at_the_first_prompt() -> None:
+def test_a_trainer_that_shows_other_tokens_is_found_at_the_first_prompt():
     requests: list[Any] = []
 
-    async def tokenize(request: Request) -> JSONResponse:
+    async def tokenize(request):
         requests.append((request.headers["authorization"], await request.json()))
         return JSONResponse({"tokens": theirs})
 
@@ -120,9 +114,7 @@ def test_a_trainer_that_shows_other_tokens_is_found_at_the_first_prompt() -> Non
         (LLAMA, None, "2+3<|eot_id|>", None),
     ],
 )
-def test_an_answer_is_scored_without_the_thought_before_it(
-    model: str, thinking: str | None, sampled: str, answer: str | None
-) -> None:
+def test_an_answer_is_scored_without_the_thought_before_it(model, thinking, sampled, answer):
     tokenizer = build_tokenizer(STAND_INS[model])
     install_template_settings({"thinking": thinking}, None)
     prompt = encode_first_prompt(tokenizer, MESSAGES)
@@ -130,14 +122,14 @@ def test_an_answer_is_scored_without_the_thought_before_it(
     assert find_answer(tokenizer, prompt, tokens) == answer
 
 
-def test_a_thought_that_the_template_has_begun_may_stay_open() -> None:
+def test_a_thought_that_the_template_has_begun_may_stay_open():
     tokenizer = build_tokenizer(STAND_INS[QWEN])
     prompt = tokenizer.encode("<|im_start|>assistant\n<think>\n")
     tokens = tokenizer.encode("so 2+3 is")
     assert find_answer(tokenizer, prompt, tokens) == ""
 
 
-def test_named_tokens_end_an_answer_with_the_models_own(folders: dict[str, str]) -> None:
+def test_named_tokens_end_an_answer_with_the_models_own(folders):
     inference = make_inference(make_config(folders[QWEN], stop_tokens=["<|endoftext|>"]))
     tokenizer = build_tokenizer(STAND_INS[QWEN])
     ids = [tokenizer.convert_tokens_to_ids(text) for text in ("<|im_end|>", "<|endoftext|>")]
@@ -147,9 +139,7 @@ def test_named_tokens_end_an_answer_with_the_models_own(folders: dict[str, str])
         make_inference(make_config(folders[QWEN], stop_tokens=["two words"]))
 
 
-def test_the_exact_prompt_is_shown_without_sampling(
-    folders: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exact_prompt_is_shown_without_sampling(folders, capsys):
     words = ["test", "countdown", "--show-prompt", "--json", "--model"]
     assert main([*words, folders[QWEN], "--set", "thinking=off"]) == 0
     prompt = json.loads(capsys.readouterr().out)["prompt"]

@@ -7,16 +7,12 @@ of the test before holds the bill of most runs.
 
 import json
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.environment_catalog.lookup import collect_examples, find_environment
-from tests.harness.openai_endpoint import Endpoint
 from tests.harness.served_home import ServedHome, make_serve_env
 from tests.tinker_cloud.running import ServedCloud, serve_cloud
 from tests.tinker_cloud.stand_ins import ensure_stand_in, make_recipe
@@ -65,11 +61,11 @@ class Rehearsal:
     places: dict[str, dict[str, str]]
     forecast: Json
 
-    def call(self, surface: str, tool: str, **arguments: Any) -> Any:
+    def call(self, surface, tool, **arguments):
         """Return the answer of a tool over MCP or HTTP, asked by a process of its own."""
         return self.served.agent(surface, tool, self.places[surface], **arguments)
 
-    def start(self, surface: str, name: str) -> str:
+    def start(self, surface, name):
         """Start the run after a yes to its cost, and return its id."""
         if surface == "cli":
             edits = _list_edits()
@@ -84,7 +80,7 @@ class Rehearsal:
         started = self.call(surface, "rl_start_training", confirm=question["preview"])
         return str(started["run_id"])
 
-    def resume(self, surface: str, run_id: str) -> None:
+    def resume(self, surface, run_id):
         """Go on with a stopped run."""
         if surface == "cli":
             self.served.cli("resume", run_id)
@@ -93,15 +89,13 @@ class Rehearsal:
             self.call(surface, "rl_start_training", resume=run_id, confirm=question["preview"])
 
 
-def _list_edits() -> list[str]:
+def _list_edits():
     pairs = [f"{key}={json.dumps(value)}" for key, value in SETTINGS.items()]
     return [word for pair in pairs for word in ("--set", pair)]
 
 
 @pytest.fixture(scope="module")
-def rehearsal(
-    endpoint: Endpoint, tmp_path_factory: pytest.TempPathFactory, schemas: Path
-) -> Iterator[Rehearsal]:
+def rehearsal(endpoint, tmp_path_factory, schemas):
     folder, home = tmp_path_factory.mktemp("cloud"), tmp_path_factory.mktemp("home")
     conversations = collect_examples(find_environment("countdown"), {}, count=4000, share=0.3)
     ensure_stand_in(MODEL, folder / "hf", conversations, make_recipe(conversations, 900))
@@ -117,7 +111,7 @@ def rehearsal(
             yield _test_first(Rehearsal(served, cloud, places, {}))
 
 
-def _test_first(rehearsal: Rehearsal) -> Rehearsal:
+def _test_first(rehearsal):
     """Look at the models, and test the one that will be trained where it will be trained."""
     paid = ["--profile", "tinker"]
     models = rehearsal.served.cli("model", "list", *paid)["models"]
@@ -137,9 +131,7 @@ RUN_IDS: dict[int, str] = {}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_run_survives_a_misfortune(
-    rehearsal: Rehearsal, record_property: Callable[[str, object], None], seed: int
-) -> None:
+def test_a_run_survives_a_misfortune(rehearsal, record_property, seed):
     rng = random.Random(seed)
     kind, options, stopping_words = MISFORTUNES[seed % len(MISFORTUNES)]
     surface, cloud = SURFACES[seed % len(SURFACES)], rehearsal.cloud
@@ -174,7 +166,7 @@ def test_a_run_survives_a_misfortune(
     )
 
 
-def _assert_no_reward_was_lost(results: Json) -> None:
+def _assert_no_reward_was_lost(results):
     """Rewards of 0 have reasons that the answers themselves gave."""
     reasons = set(results["rollouts"]["zero_reasons"])
     answers = {
@@ -189,9 +181,7 @@ def _assert_no_reward_was_lost(results: Json) -> None:
     assert metrics["step"] == STEPS
 
 
-def test_the_forecast_held_the_bill_of_most_runs(
-    rehearsal: Rehearsal, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_forecast_held_the_bill_of_most_runs(rehearsal, capsys):
     with capsys.disabled():
         print(f"the forecast held the bill of {sum(IN_FORECAST)} of {len(IN_FORECAST)} runs")
     assert len(IN_FORECAST) == 20
@@ -199,7 +189,7 @@ def test_the_forecast_held_the_bill_of_most_runs(
 
 
 @pytest.mark.parametrize("surface", SURFACES)
-def test_what_was_trained_is_taken_home_and_asked(rehearsal: Rehearsal, surface: str) -> None:
+def test_what_was_trained_is_taken_home_and_asked(rehearsal, surface):
     """The last run of each surface: its results, its weights, and an answer."""
     seeds = [seed for seed in range(20) if SURFACES[seed % len(SURFACES)] == surface]
     run_id = RUN_IDS[seeds[-1]]

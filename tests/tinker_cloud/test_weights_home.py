@@ -1,7 +1,5 @@
 """Weights of a cloud run come home whole, and are compared by the server's own sampler."""
 
-from pathlib import Path
-
 import pytest
 import tinker
 from safetensors import safe_open
@@ -11,18 +9,17 @@ from lachesis.checkpoints import download_weights
 from lachesis.checkpoints.download_weights import download_checkpoint
 from lachesis.weight_agreement import at_resume
 from lachesis.weight_agreement.logprob_gap import FLOAT32_TOLERANCE, make_measured_tolerance
-from tests.tinker_cloud.running import ServedCloud
 from tests.tinker_cloud.test_rehearsal_cloud import MODEL, PROMPT, make_datum
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(download_weights, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(download_weights, "MAX_PAUSE_S", 0.01)
 
 
 @pytest.fixture
-def trained(cloud: ServedCloud) -> dict[str, str]:
+def trained(cloud):
     """A state and sampler weights that are clearly another model than the base."""
     with tinker.ServiceClient() as service:
         training = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
@@ -37,13 +34,11 @@ def trained(cloud: ServedCloud) -> dict[str, str]:
     return {"state": state, "sampler": sampler, "logprobs": logprobs}
 
 
-def count_copies(cloud: ServedCloud) -> int:
+def count_copies(cloud):
     return cloud.cloud.bill.calls["save_weights_external"]
 
 
-def test_a_file_that_breaks_off_is_continued(
-    cloud: ServedCloud, trained: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_file_that_breaks_off_is_continued(cloud, trained, tmp_path):
     cloud.begin("broken_download", count=3)
     assert download_checkpoint(trained["state"], tmp_path / "cache", tmp_path / "home") == 3
     with safe_open(tmp_path / "home" / "adapter_model.safetensors", framework="numpy") as tensors:
@@ -51,9 +46,7 @@ def test_a_file_that_breaks_off_is_continued(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_second_command_goes_on_where_the_first_one_gave_up(
-    cloud: ServedCloud, trained: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_second_command_goes_on_where_the_first_one_gave_up(cloud, trained, tmp_path):
     before = count_copies(cloud)
     cloud.begin("broken_download", count=None, share=0.0)
     with pytest.raises(CheckpointError, match="the same command goes on from there"):
@@ -64,9 +57,7 @@ def test_a_second_command_goes_on_where_the_first_one_gave_up(
     assert count_copies(cloud) == before + 1, "the server has written one copy"
 
 
-def test_the_server_compares_what_this_machine_cannot_load(
-    cloud: ServedCloud, trained: dict[str, str]
-) -> None:
+def test_the_server_compares_what_this_machine_cannot_load(cloud, trained):
     texts = [(PROMPT, [float(value) for value in trained["logprobs"].split(",")])]
     same = at_resume.check_on_server(MODEL, trained["sampler"], texts, FLOAT32_TOLERANCE)
     assert same.verified is True
@@ -79,7 +70,7 @@ def test_the_server_compares_what_this_machine_cannot_load(
         at_resume.check_on_server(MODEL, trained["sampler"], [], FLOAT32_TOLERANCE)
 
 
-def test_the_tolerance_is_what_the_run_has_measured() -> None:
+def test_the_tolerance_is_what_the_run_has_measured():
     assert make_measured_tolerance([]) is None
     exact = make_measured_tolerance([1e-6, 2e-6])
     rounded = make_measured_tolerance([0.004, 0.011, float("nan")])
@@ -90,6 +81,6 @@ def test_the_tolerance_is_what_the_run_has_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["../run.json", "/tmp/run.json", "a/../../b"])
-def test_a_server_cannot_choose_where_a_file_is_written(name: str) -> None:
+def test_a_server_cannot_choose_where_a_file_is_written(name):
     with pytest.raises(CheckpointError, match="outside of the download"):
         download_weights._refuse_outside_names([name])

@@ -1,9 +1,7 @@
 """Answers that another server would give in another way than Tinker are named where they arrive."""
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +15,12 @@ from lachesis.tinker_conformance.answer_shape import (
 )
 
 
-def make_sequence(num_tokens: int, logprobs: list[float] | None) -> Any:
+def make_sequence(num_tokens, logprobs):
     """Make what the SDK hands over of one sample; its own class differs between versions."""
     return SimpleNamespace(tokens=list(range(num_tokens)), logprobs=logprobs)
 
 
-def make_output(lengths: list[int], **metrics: float) -> tinker.ForwardBackwardOutput:
+def make_output(lengths, **metrics):
     return tinker.ForwardBackwardOutput(
         loss_fn_output_type="TensorData",
         loss_fn_outputs=[
@@ -33,7 +31,7 @@ def make_output(lengths: list[int], **metrics: float) -> tinker.ForwardBackwardO
     )
 
 
-def test_answers_as_the_protocol_gives_them_pass() -> None:
+def test_answers_as_the_protocol_gives_them_pass():
     assert check_prompt_logprobs([None, -1.0, -2.0], 3) == [None, -1.0, -2.0]
     check_samples([make_sequence(2, [-1.0, -0.5])], 1)
     check_loss_output(make_output([2, 3]), [2, 3])
@@ -70,7 +68,7 @@ def test_answers_as_the_protocol_gives_them_pass() -> None:
         ),
     ],
 )
-def test_another_answer_is_named(check: Callable[[], Any], words: str) -> None:
+def test_another_answer_is_named(check, words):
     with pytest.raises(ServerProtocolError) as raised:
         check()
     message = str(raised.value)
@@ -79,7 +77,7 @@ def test_another_answer_is_named(check: Callable[[], Any], words: str) -> None:
     assert "a run ends at its last checkpoint" in message
 
 
-def test_a_pass_without_the_sum_of_losses_is_named() -> None:
+def test_a_pass_without_the_sum_of_losses_is_named():
     output = make_output([1], grad_norm=1.0)
     del output.metrics["loss:sum"]
     with pytest.raises(ServerProtocolError, match="the metrics grad_norm of a pass"):

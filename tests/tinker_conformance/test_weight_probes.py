@@ -1,10 +1,8 @@
 """`lachesis backend check`: our engine fits, and servers that differ are told apart."""
 
 import asyncio
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tinker
@@ -14,11 +12,10 @@ from lachesis.base.tinker_client import call_sdk
 from lachesis.cli.main import main
 from lachesis.tinker_conformance import weight_probes
 from lachesis.tinker_conformance.session import open_backend_session
-from lachesis.tinker_conformance.weight_probes import PROBES, ProbeResult, describe_verdict
+from lachesis.tinker_conformance.weight_probes import PROBES, describe_verdict
 from tests.harness.processes import TOKEN, run_tinker_server
 from tests.tinker_cloud.conftest import cloud, served_cloud  # noqa: F401
 from tests.tinker_cloud.deviating_engine import DEVIATION_FILE
-from tests.tinker_cloud.running import ServedCloud
 
 pytestmark = pytest.mark.timeout(300)
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
@@ -36,12 +33,12 @@ SAMPLING_PROBES = {
 
 
 @pytest.fixture
-def others(cloud: ServedCloud) -> ServedCloud:  # noqa: F811
+def others(cloud):  # noqa: F811
     """The rehearsal cloud, which can behave as servers of other makers."""
     return cloud
 
 
-def run_probes(model: str, names: Collection[str] = ()) -> dict[str, ProbeResult]:
+def run_probes(model, names=()):
     """Run the probes of these names, or all of them."""
     with open_backend_session(model) as session:
         return {
@@ -49,17 +46,17 @@ def run_probes(model: str, names: Collection[str] = ()) -> dict[str, ProbeResult
         }
 
 
-def list_different(findings: dict[str, ProbeResult]) -> set[str]:
+def list_different(findings):
     return {name for name, finding in findings.items() if finding.outcome != "as Tinker"}
 
 
-def assert_judged(findings: dict[str, ProbeResult], different: set[str], verdict: str) -> None:
+def assert_judged(findings, different, verdict):
     """Fail unless exactly these probes differ, and the verdict begins with these words."""
     assert list_different(findings) == different, findings
     assert describe_verdict(findings).startswith(verdict), findings
 
 
-def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_fits(engine, monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     findings = run_probes(engine.model)
@@ -74,9 +71,7 @@ def test_the_engine_fits(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("order_noise", {"batches"}, "fits with limits: batches"),
     ],
 )
-def test_a_fault_of_the_cloud_is_told_apart(
-    others: ServedCloud, kind: str, different: set[str], verdict: str
-) -> None:
+def test_a_fault_of_the_cloud_is_told_apart(others, kind, different, verdict):
     """Other probes are asked beside the one that sees it: they see nothing."""
     others.begin(kind)
     beside = {"training", "checkpoint"}
@@ -90,14 +85,12 @@ class DeviatingServer:
     url: str
     store: Path
 
-    def begin(self, deviation: str) -> None:
+    def begin(self, deviation):
         (self.store / DEVIATION_FILE).write_text(deviation)
 
 
 @pytest.fixture(scope="module")
-def deviating_server(
-    random_model: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[DeviatingServer]:
+def deviating_server(random_model, tmp_path_factory):
     """Our engine, which can be told what to do wrongly."""
     store = tmp_path_factory.mktemp("deviating")
     module, log = "tests.tinker_cloud.deviating_engine", store / "engine.log"
@@ -106,9 +99,7 @@ def deviating_server(
 
 
 @pytest.fixture
-def deviating(
-    deviating_server: DeviatingServer, monkeypatch: pytest.MonkeyPatch
-) -> DeviatingServer:
+def deviating(deviating_server, monkeypatch):
     """The same, as the server of this process."""
     monkeypatch.setenv("TINKER_BASE_URL", deviating_server.url)
     monkeypatch.setenv("TINKER_API_KEY", TOKEN)
@@ -141,8 +132,8 @@ each_deviation = pytest.mark.parametrize(
 
 @each_deviation
 def test_an_engine_that_differs_is_told_apart(
-    deviating: DeviatingServer, random_model: str, deviation: str, different: set[str], verdict: str
-) -> None:
+    deviating, random_model, deviation, different, verdict
+):
     """Two probes are asked beside those that see it: they see nothing."""
     deviating.begin(deviation)
     findings = run_probes(random_model, different | {"training", "checkpoint"})
@@ -160,9 +151,7 @@ def test_no_other_probe_sees_it(
     assert_judged(findings, different, verdict)
 
 
-def test_the_trainer_names_an_answer_that_the_sdk_refuses(
-    deviating: DeviatingServer, random_model: str
-) -> None:
+def test_the_trainer_names_an_answer_that_the_sdk_refuses(deviating, random_model):
     deviating.begin("no_sequence_ids")
     prompt, params = tinker.ModelInput.from_ints([5, 6]), tinker.SamplingParams(max_tokens=1)
     with (
@@ -173,9 +162,9 @@ def test_the_trainer_names_an_answer_that_the_sdk_refuses(
 
 
 def test_the_command_prints_a_verdict(
-    deviating: DeviatingServer, random_model: str, answer: Any, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    deviating, random_model, answer, capsys,
+    monkeypatch,
+):  # fmt: skip
     names = ("training", "snapshots", "clipping")
     probes = tuple(probe for probe in PROBES if probe.name in names)
     monkeypatch.setattr(weight_probes, "PROBES", probes)
@@ -191,9 +180,7 @@ def test_the_command_prints_a_verdict(
     assert "snapshots differs: the old client moved by" in text
 
 
-def test_a_model_that_is_not_offered_is_refused(
-    others: ServedCloud, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_not_offered_is_refused(others, capsys):
     assert main(["backend", "check", others.url, "--model", "no/model"]) == 1
     message = " ".join(capsys.readouterr().err.split())
     assert "does not offer no/model for training; it offers Qwen/" in message

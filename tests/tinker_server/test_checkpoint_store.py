@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ for count, folder in enumerate(sys.argv[1:], start=1):
 """
 
 
-def save(store: WeightsStore, which: str, name: str = "name", *, overwrite: bool = False) -> None:
+def save(store, which, name="name", *, overwrite=False):
     value = torch.zeros(2) if which == "old" else torch.ones(2)
     path = CheckpointPath("run", "weights", name)
     store.save(
@@ -67,9 +66,7 @@ def save(store: WeightsStore, which: str, name: str = "name", *, overwrite: bool
     )
 
 
-def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     """The process dies before each single change that it makes to the file system."""
     stores = [WeightsStore(tmp_path / str(count)) for count in range(CHANGES)]
     for store in stores:
@@ -95,7 +92,7 @@ def test_an_interrupted_overwriting_leaves_the_old_checkpoint_or_the_new_one(
     assert set(outcomes) == {"old", "new"}
 
 
-def test_a_damaged_record_is_left_out_of_listings_and_named_when_asked_for(tmp_path: Path) -> None:
+def test_a_damaged_record_is_left_out_of_listings_and_named_when_asked_for(tmp_path):
     store = WeightsStore(tmp_path)
     save(store, "old")
     save(store, "old", name="damaged")
@@ -109,20 +106,20 @@ def test_a_damaged_record_is_left_out_of_listings_and_named_when_asked_for(tmp_p
         store.read_record(CheckpointPath("run", "weights", "damaged"))
 
 
-def test_a_name_that_listings_would_hide_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_listings_would_hide_is_refused(tmp_path):
     store = WeightsStore(tmp_path)
     with pytest.raises(EngineRequestError, match="does not begin with"):
         save(store, "old", name=".hidden")
     assert json.dumps(store.list_checkpoints()) == "[]"
 
 
-def _save(store: WeightsStore) -> None:
+def _save(store):
     store.save(
         PATH, tensors={"x": torch.ones(2)}, adapter_config={}, checkpoint_record={"time": "t"}
     )
 
 
-def test_a_time_to_live_of_zero_ends_at_once_and_none_never(tmp_path: Path) -> None:
+def test_a_time_to_live_of_zero_ends_at_once_and_none_never(tmp_path):
     store = WeightsStore(tmp_path)
     _save(store)
     store.set_ttl(PATH, None)
@@ -132,16 +129,14 @@ def test_a_time_to_live_of_zero_ends_at_once_and_none_never(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seconds", [-1, 2**70])
-def test_an_impossible_time_to_live_is_refused(tmp_path: Path, seconds: int) -> None:
+def test_an_impossible_time_to_live_is_refused(tmp_path, seconds):
     store = WeightsStore(tmp_path)
     _save(store)
     with pytest.raises(EngineRequestError, match=f"ttl_seconds is {seconds}; allowed: 0 to"):
         store.set_ttl(PATH, seconds)
 
 
-def test_a_download_address_works_until_it_expires(
-    random_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_address_works_until_it_expires(random_model, tmp_path, monkeypatch):
     engine = Engine(random_model, tmp_path)
     _save(engine.store)
     with TestClient(create_app(engine, "tml-x"), headers={"X-API-Key": "tml-x"}) as client:

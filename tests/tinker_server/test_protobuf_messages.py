@@ -9,7 +9,7 @@ from lachesis.tinker_server import protobuf_messages
 from lachesis.tinker_server.sample_messages import PromptLogprobs, SampledSequence, SampleResponse
 
 
-def request_with(**tensors: public.Tensor) -> bytes:
+def request_with(**tensors):
     datum = public.Datum(
         model_input=[
             public.Chunk(
@@ -26,11 +26,11 @@ def request_with(**tensors: public.Tensor) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def dense(array: np.ndarray, dtype: int) -> public.Tensor:
+def dense(array, dtype):
     return public.Tensor(dense=array.tobytes(), dtype=dtype, shape=array.shape)
 
 
-def test_a_request_of_the_sdk_is_read() -> None:
+def test_a_request_of_the_sdk_is_read():
     body = request_with(
         advantages=dense(np.array([0.0, 1.5, -2.0], "<f4"), 1),
         target_tokens=dense(np.array([1, 2, 3], "<i8"), 2),
@@ -49,7 +49,7 @@ def test_a_request_of_the_sdk_is_read() -> None:
     assert datum.inputs["target_tokens"].tolist() == [1, 2, 3]
 
 
-def test_sparse_tensors_are_filled_with_zeros() -> None:
+def test_sparse_tensors_are_filled_with_zeros():
     sparse = public.SparseCsr(
         values=np.array([5.0, 7.0], "<f4").tobytes(),
         crow_indices=np.array([0, 1, 1, 2], "<i8").tobytes(),
@@ -60,13 +60,13 @@ def test_sparse_tensors_are_filled_with_zeros() -> None:
     assert datum.inputs["weights"].tolist() == [[0.0, 5.0], [0.0, 0.0], [7.0, 0.0]]
 
 
-def test_a_tensor_that_does_not_fill_its_shape_is_refused() -> None:
+def test_a_tensor_that_does_not_fill_its_shape_is_refused():
     body = request_with(advantages=public.Tensor(dense=b"\0" * 8, dtype=1, shape=[3]))
     with pytest.raises(EngineRequestError, match=r"advantages does not fill its shape \(3,\)"):
         protobuf_messages.decode_data(protobuf_messages.parse_forward_backward(body))
 
 
-def test_an_image_is_refused() -> None:
+def test_an_image_is_refused():
     message = public.ForwardBackwardRequest(
         data=[public.Datum(model_input=[public.Chunk(image=public.ImageChunk(data=b"x"))])]
     )
@@ -76,12 +76,12 @@ def test_an_image_is_refused() -> None:
         )
 
 
-def test_a_body_that_is_no_message_is_refused() -> None:
+def test_a_body_that_is_no_message_is_refused():
     with pytest.raises(EngineRequestError, match="not a ForwardBackwardRequest"):
         protobuf_messages.parse_forward_backward(b"\xff\xff\xff")
 
 
-def test_answers_are_read_by_the_sdk() -> None:
+def test_answers_are_read_by_the_sdk():
     """Ragged logprobs of two ranks, in the order of the datums."""
     arrays = [np.array([-1.0, -2.0]), np.array([-3.0]), np.array([[-4.0, -5.0]])]
     output = public.ForwardBackwardOutput()
@@ -117,7 +117,7 @@ def test_answers_are_read_by_the_sdk() -> None:
     assert not sampled.sequences[1].HasField("topk_sampled_logprobs")
 
 
-def test_a_sparse_tensor_of_json_is_filled_with_minus_one() -> None:
+def test_a_sparse_tensor_of_json_is_filled_with_minus_one():
     body = {
         "shape": [2, 2],
         "data": [5],

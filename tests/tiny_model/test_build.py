@@ -12,7 +12,7 @@ from lachesis.environment_catalog import lookup
 from lachesis.tiny_model import build, teach
 
 
-def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
+def test_the_tokenizer_takes_any_text_and_one_token_per_byte():
     tokenizer = build.build_tokenizer()
     assert tokenizer.encode("5+7=") == [tokenizer.encode(char)[0] for char in "5+7="]
     assert tokenizer.decode(tokenizer.encode("héllo ∑\n")) == "héllo ∑\n"
@@ -23,7 +23,7 @@ def test_the_tokenizer_takes_any_text_and_one_token_per_byte() -> None:
     )
 
 
-def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> None:
+def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path):
     recipe = build.TinyModelRecipe(steps=3, batch=4)
     steps: list[int] = []
     one = build.ensure_tiny_model(recipe, tmp_path / "a", lambda done, total: steps.append(done))
@@ -41,7 +41,7 @@ def test_a_recipe_gives_the_same_weights_and_is_built_once(tmp_path: Path) -> No
     )
 
 
-def test_the_model_of_the_package_is_copied_without_training(tmp_path: Path) -> None:
+def test_the_model_of_the_package_is_copied_without_training(tmp_path):
     steps: list[int] = []
     recipe = build.TinyModelRecipe()
     model = build.ensure_tiny_model(recipe, tmp_path, lambda done, total: steps.append(done))
@@ -77,13 +77,13 @@ def compute_probabilities_of_right_answers(folder: Path) -> torch.Tensor:
     return torch.stack(probabilities)
 
 
-def test_it_is_an_ordinary_qwen3_model(random_model: str) -> None:
+def test_it_is_an_ordinary_qwen3_model(random_model):
     assert AutoConfig.from_pretrained(random_model).model_type == "qwen3"
     assert AutoModelForCausalLM.from_pretrained(random_model).config.eos_token_id == 258
     assert AutoTokenizer.from_pretrained(random_model).eos_token == "<|end|>"
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path):
     (tmp_path / "file").write_text("")
     steps: list[int] = []
     with pytest.raises(StorageError, match="Not a directory"):
@@ -101,7 +101,7 @@ CONVERSATION = [
 ]
 
 
-def test_only_what_the_assistant_says_is_taught() -> None:
+def test_only_what_the_assistant_says_is_taught():
     """In the form of the chat template."""
     tokenizer = build.build_tokenizer()
     rows = [
@@ -117,7 +117,7 @@ def test_only_what_the_assistant_says_is_taught() -> None:
     assert tokenizer.decode([token for token in labels[1].tolist() if token != -100]) == "no<|end|>"
 
 
-def test_other_lessons_make_another_model(tmp_path: Path) -> None:
+def test_other_lessons_make_another_model(tmp_path):
     recipe = build.TinyModelRecipe(steps=1, batch=2)
     talk = build.ExampleConversations("talk", [CONVERSATION])
     made = build.ensure_tiny_model(recipe, tmp_path, examples=talk)
@@ -133,9 +133,7 @@ def test_other_lessons_make_another_model(tmp_path: Path) -> None:
     assert len(others) == 2
 
 
-def test_several_environments_teach_one_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_environments_teach_one_model(tmp_path, monkeypatch):
     monkeypatch.setattr(teach, "NUM_EXAMPLES", 40)
     taught = [(lookup.find_environment(name), {}) for name in ("reverse_text", "countdown")]
     made = teach.ensure_environment_model(*taught, steps=1, home=tmp_path)
@@ -143,6 +141,6 @@ def test_several_environments_teach_one_model(
     assert teach.ensure_environment_model(*reversed(taught), steps=1, home=tmp_path) != made
 
 
-def test_a_share_that_is_none_is_refused() -> None:
+def test_a_share_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=r"share of right examples is 1\.5; allowed: 0 to 1"):
         teach.ensure_environment_model((lookup.find_environment("reverse_text"), {}), share=1.5)

@@ -1,8 +1,6 @@
 """A policy of the embedded engine, and a run that was trained, with its checkpoints."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from tests.trainer.test_exact_resume import Run
 
 
 @pytest.fixture
-async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+async def policy(engine, monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     policy = await Policy.create(
@@ -26,7 +24,7 @@ async def policy(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+def trained(tmp_path_factory, random_model):
     """A run with checkpoints of the steps 2, 4 and 6."""
     tinker = {"save_checkpoint_interval": 2, "keep_checkpoints": 5}
     run = Run(tmp_path_factory.mktemp("trained"), random_model, steps=6, tinker=tinker)
@@ -35,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
 
 
 @pytest.fixture
-def folder(trained: Run, tmp_path: Path) -> RunDir:
+def folder(trained, tmp_path):
     """A copy of the run's folder, for the test to change."""
     shutil.copytree(trained.folder.path, tmp_path / "runs" / trained.record.run_id)
     return RunDir(tmp_path / "runs", trained.record.run_id)

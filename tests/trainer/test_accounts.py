@@ -4,8 +4,6 @@ real engine.
 
 import contextlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ from lachesis.trainer.trainer_state import TrainerState
 from lachesis.weight_agreement.at_weight_sync import WeightSyncCheck
 
 
-def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[str, Any]:
+def group(tokens, logprobs, score=1.0):
     """One rollout: a prompt of two tokens, then `tokens`."""
     whole, masks = [7, 8, *tokens], [-100, -100, *tokens]
     return {
@@ -37,7 +35,7 @@ def group(tokens: list[int], logprobs: list[float], score: float = 1.0) -> dict[
     }
 
 
-def test_answers_that_begin_alike_are_told_apart() -> None:
+def test_answers_that_begin_alike_are_told_apart():
     """By all of their tokens: their beginnings, in both tokens and log-probabilities, are the same
     for many tokens.
     """
@@ -55,7 +53,7 @@ def test_answers_that_begin_alike_are_told_apart() -> None:
     ]
 
 
-def test_the_entropy_is_of_tokens_that_were_sampled() -> None:
+def test_the_entropy_is_of_tokens_that_were_sampled():
     """Neither the first token, which nothing predicts, nor a sentinel where a log-probability is
     missing.
     """
@@ -72,7 +70,7 @@ def test_the_entropy_is_of_tokens_that_were_sampled() -> None:
     }
 
 
-def test_staleness_is_known_token_by_token() -> None:
+def test_staleness_is_known_token_by_token():
     usage = Usage()
     with usage.track_request([7, 8]):
         usage.record_sequence([3, 4], [-0.5, -1.5], "stop", usage.version)
@@ -89,7 +87,7 @@ def test_staleness_is_known_token_by_token() -> None:
     assert (usage.prefill, usage.sampled, usage.completions, usage.truncated) == (4, 3, 2, 1)
 
 
-def test_a_request_that_fails_is_counted_and_no_longer_under_way() -> None:
+def test_a_request_that_fails_is_counted_and_no_longer_under_way():
     usage = Usage()
     with contextlib.suppress(RuntimeError), usage.track_request([1]):
         assert usage.to_json()["in_request"] == 1
@@ -97,7 +95,7 @@ def test_a_request_that_fails_is_counted_and_no_longer_under_way() -> None:
     assert (usage.to_json()["in_request"], usage.failed, usage.prefill) == (0, 1, 0)
 
 
-def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_the_ledger_goes_on_after_a_resume(tmp_path):
     metrics, tally = MetricsFile(tmp_path / "metrics.jsonl"), tmp_path / "environment.json"
     prices = Prices(prefill=1, sample=10, train=100, dated="2026-10-07")
     usage = Usage()
@@ -143,7 +141,7 @@ def test_the_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert again.compute_spent(usage) == {"tokens": 130.0, "cost_usd": 0.00067}
 
 
-def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
+def test_what_is_spent_counts_before_a_step_ends(tmp_path):
     """An environment whose groups are all dropped samples for hours; the next attempt knows of
     it.
     """
@@ -173,7 +171,7 @@ def test_what_is_spent_counts_before_a_step_ends(tmp_path: Path) -> None:
     assert StepAccounting(folder, None).total_tokens.sampled == 700, "the last line may be cut off"
 
 
-def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> None:
+def test_completions_that_are_cut_off_are_counted_per_step(tmp_path):
     """A share over the whole run would hide that they have become many."""
     ledger, usage = StepAccounting(RunDir(tmp_path.parent, tmp_path.name), None), Usage()
     usage.completions, usage.truncated = 8, 0
@@ -185,9 +183,7 @@ def test_completions_that_are_cut_off_are_counted_per_step(tmp_path: Path) -> No
     )
 
 
-async def test_weights_that_do_not_move_are_seen(
-    engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_weights_that_do_not_move_are_seen(engine, monkeypatch):
     """Let updates change nothing, by the engine's switch for tests: the check measures 0."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)

@@ -1,7 +1,6 @@
 """Properties of advantages, batches and penalties that hold for all groups."""
 
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from lachesis.base.errors import BatchError
 from lachesis.rollout_api.scored_group import build_keep_mask
 from lachesis.trainer.batch.advantages import compute_advantages, compute_sequence_weights
-from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, Batch, BatchSettings, to_batch
+from lachesis.trainer.batch.group_to_datums import IGNORE_INDEX, BatchSettings, to_batch
 from lachesis.trainer.batch.kl_penalty import add_kl_penalty, compute_kl_penalties
 from tests.harness.properties import examples
 from tests.trainer.random_groups import (
@@ -30,8 +29,8 @@ from tests.trainer.random_groups import (
 
 @examples(st.lists(SCORES, min_size=1, max_size=8), KINDS, SCORES)
 def test_advantages_of_a_group_add_up_to_zero_and_do_not_know_where_the_scale_begins(
-    scores: list[float], kind: Any, shift: float
-) -> None:
+    scores, kind, shift
+):
     advantages = compute_advantages(np.array(scores), kind)
     assert advantages.sum() == pytest.approx(0.0, abs=1e-9 * max(1.0, np.abs(advantages).max()))
     np.testing.assert_allclose(
@@ -40,7 +39,7 @@ def test_advantages_of_a_group_add_up_to_zero_and_do_not_know_where_the_scale_be
 
 
 @examples(st.lists(SCORES, min_size=2, max_size=8), KINDS, st.randoms(use_true_random=False))
-def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: Any) -> None:
+def test_advantages_follow_their_scores(scores, kind, random):
     """A higher score has a higher advantage, and the order of the rollouts does not matter."""
     values, order = np.array(scores), list(range(len(scores)))
     random.shuffle(order)
@@ -52,7 +51,7 @@ def test_advantages_follow_their_scores(scores: list[float], kind: Any, random: 
 
 
 @examples(st.lists(SCORES, min_size=2, max_size=8), st.floats(0.1, 100))
-def test_each_kind_of_advantage_has_its_scale(scores: list[float], factor: float) -> None:
+def test_each_kind_of_advantage_has_its_scale(scores, factor):
     values = np.array(scores)
     for kind in ("mean", "leave_one_out"):
         np.testing.assert_allclose(
@@ -69,9 +68,7 @@ def test_each_kind_of_advantage_has_its_scale(scores: list[float], factor: float
 
 
 @examples(BATCHES, st.sampled_from(["token_mean", "sequence_mean"]), KINDS)
-def test_masked_positions_never_contribute(
-    batch: list[dict[str, Any]], aggregation: Any, kind: Any
-) -> None:
+def test_masked_positions_never_contribute(batch, aggregation, kind):
     """Whatever stands at them, and at the first token, which nothing predicts."""
     recipe = BatchSettings(
         max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation, advantage=kind
@@ -96,9 +93,7 @@ def test_masked_positions_never_contribute(
     st.randoms(use_true_random=False),
     st.sampled_from(["token_mean", "sequence_mean"]),
 )
-def test_the_order_of_rollouts_and_groups_does_not_matter(
-    first: dict[str, Any], second: dict[str, Any], random: Any, aggregation: Any
-) -> None:
+def test_the_order_of_rollouts_and_groups_does_not_matter(first, second, random, aggregation):
     recipe = BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation=aggregation)
     order = list(range(len(first["scores"])))
     random.shuffle(order)
@@ -109,15 +104,13 @@ def test_the_order_of_rollouts_and_groups_does_not_matter(
 
 
 @examples(BATCHES, SCORES)
-def test_datums_do_not_know_where_the_scale_of_the_scores_begins(
-    batch: list[dict[str, Any]], shift: float
-) -> None:
+def test_datums_do_not_know_where_the_scale_of_the_scores_begins(batch, shift):
     moved = [{**group, "scores": [score + shift for score in group["scores"]]} for group in batch]
     assert contents(to_batch(moved, RECIPE)) == contents(to_batch(batch, RECIPE))
 
 
 @examples(BATCHES)
-def test_no_trained_token_is_lost_or_invented(batch: list[dict[str, Any]]) -> None:
+def test_no_trained_token_is_lost_or_invented(batch):
     """But the first of a rollout; and a rollout at the mean of its group teaches nothing."""
     made = to_batch(batch, RECIPE)
     datums = iter(made.datums)
@@ -151,9 +144,7 @@ def test_no_trained_token_is_lost_or_invented(batch: list[dict[str, Any]]) -> No
 
 
 @examples(BATCHES)
-def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(
-    batch: list[dict[str, Any]],
-) -> None:
+def test_each_rollout_counts_the_same_by_sequence_and_the_sum_stays(batch):
     token = to_batch(batch, RECIPE).datums
     sequence = to_batch(
         batch, BatchSettings(max_tokens=1000, eos_id=EOS, loss_aggregation="sequence_mean")
@@ -182,7 +173,7 @@ NAMES = [
 
 
 @st.composite
-def odd_groups(draw: st.DrawFn) -> Any:
+def odd_groups(draw):
     """A group of which something is replaced, shortened or left out, or no group at all."""
     group = copy.deepcopy(draw(groups()))
     for name in draw(st.lists(st.sampled_from(NAMES), max_size=2)):
@@ -205,9 +196,7 @@ def odd_groups(draw: st.DrawFn) -> Any:
     st.sampled_from(["token_mean", "sequence_mean"]),
     st.booleans(),
 )
-def test_a_bad_group_changes_nothing_for_the_others(
-    odd: list[Any], good: Any, aggregation: Any, penalised: bool
-) -> None:
+def test_a_bad_group_changes_nothing_for_the_others(odd, good, aggregation, penalised):
     """Whatever it holds: what is trained on is finite, and a batch with one good group is never
     refused.
     """
@@ -233,7 +222,7 @@ def test_a_bad_group_changes_nothing_for_the_others(
             to_batch(bad, recipe)
 
 
-def base_of(batch: Batch, draw: st.DataObject) -> list[Any]:
+def base_of(batch, draw):
     lengths = [int(datum.loss_mask.sum()) for datum in batch.datums]
     return [
         np.array(draw.draw(st.lists(LOGPROBS, min_size=count, max_size=count))) for count in lengths
@@ -246,9 +235,7 @@ def base_of(batch: Batch, draw: st.DataObject) -> list[Any]:
     st.data(),
     LOGPROBS,
 )
-def test_the_penalty_adds_up_to_zero_and_pulls_towards_the_base(
-    sampling: list[list[float]], coefficient: float, data: st.DataObject, shift: float
-) -> None:
+def test_the_penalty_adds_up_to_zero_and_pulls_towards_the_base(sampling, coefficient, data, shift):
     sampling_D = [np.array(values) for values in sampling]
     base_D = [
         np.array(data.draw(st.lists(LOGPROBS, min_size=len(row), max_size=len(row))))
@@ -270,9 +257,7 @@ def test_the_penalty_adds_up_to_zero_and_pulls_towards_the_base(
 
 
 @examples(BATCHES, st.floats(0.01, 5), st.data())
-def test_the_penalty_reaches_every_rollout_with_trained_tokens(
-    batch: list[dict[str, Any]], coefficient: float, data: st.DataObject
-) -> None:
+def test_the_penalty_reaches_every_rollout_with_trained_tokens(batch, coefficient, data):
     """On top of the advantages that it would have without the penalty, and then it is centred."""
     recipe = BatchSettings(max_tokens=1000, eos_id=EOS, has_kl_penalty=True)
     made = to_batch(batch, recipe)
@@ -306,9 +291,7 @@ def test_the_penalty_reaches_every_rollout_with_trained_tokens(
 
 
 @examples(BATCHES, st.floats(0.01, 5), st.sampled_from(["token_mean", "sequence_mean"]))
-def test_a_penalty_of_nothing_changes_nothing(
-    batch: list[dict[str, Any]], coefficient: float, aggregation: Any
-) -> None:
+def test_a_penalty_of_nothing_changes_nothing(batch, coefficient, aggregation):
     """The base model agrees with the one that sampled: the batch is that without a penalty, weights
     included.
     """

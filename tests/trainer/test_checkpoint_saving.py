@@ -2,8 +2,6 @@
 one.
 """
 
-from pathlib import Path
-
 import pytest
 import tinker
 
@@ -11,22 +9,21 @@ from lachesis.base.errors import StorageError
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.trainer.checkpoint_saving import CheckpointManager
 from lachesis.trainer.trained_model import Policy
-from tests.harness.processes import RunningEngine
 
 
 @pytest.fixture
-def keeper(policy: Policy, tmp_path: Path) -> CheckpointManager:
+def keeper(policy, tmp_path):
     return CheckpointManager(
         policy, Checkpoints(tmp_path / "checkpoints"), num_to_keep=2, resume_checkpoint=None
     )
 
 
-def run_folder(engine: RunningEngine, policy: Policy) -> Path:
+def run_folder(engine, policy):
     """The folder in which the engine keeps what this policy saves."""
     return engine.store / policy.training_client.model_id
 
 
-def saved_names(folder: Path) -> list[str]:
+def saved_names(folder):
     return sorted(
         f"{file.parts[-3]}/{file.parts[-2]}" for file in folder.glob("*/*/checkpoint.json")
     )
@@ -35,9 +32,7 @@ def saved_names(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("refused", "other"), [("weights", "sampler_weights"), ("sampler_weights", "weights")]
 )
-async def test_a_save_that_failed_half_way_is_repeated(
-    keeper: CheckpointManager, policy: Policy, engine: RunningEngine, refused: str, other: str
-) -> None:
+async def test_a_save_that_failed_half_way_is_repeated(keeper, policy, engine, refused, other):
     """The server wrote one of the two parts. That one is deleted, and the next try succeeds."""
     folder = run_folder(engine, policy)
     folder.mkdir(exist_ok=True)
@@ -54,9 +49,7 @@ async def test_a_save_that_failed_half_way_is_repeated(
     assert len(saved_names(folder)) == 2
 
 
-async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
-    keeper: CheckpointManager, policy: Policy, engine: RunningEngine
-) -> None:
+async def test_a_save_whose_manifest_could_not_be_written_is_repeated(keeper, policy, engine):
     """The server has both parts of the step already, under names that it refuses to give twice."""
     aside = keeper.checkpoints.folder.with_name("aside")
     keeper.checkpoints.folder.rename(aside)
@@ -71,9 +64,7 @@ async def test_a_save_whose_manifest_could_not_be_written_is_repeated(
     await resumed.close("success")
 
 
-async def test_names_that_exist_on_the_server_do_not_matter(
-    keeper: CheckpointManager, policy: Policy
-) -> None:
+async def test_names_that_exist_on_the_server_do_not_matter(keeper, policy):
     """A try whose answer was lost leaves parts that nobody knows of."""
     await CheckpointManager(
         policy,

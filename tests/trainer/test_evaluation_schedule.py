@@ -26,7 +26,7 @@ RIGHT = {"metrics": {"eval/percent_correct": 0.5}, "items": 4}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+def run(tmp_path_factory, random_model):
     """A run whose evaluations are sound, raise, return what is no share, and are sound again."""
     folder = tmp_path_factory.mktemp("graded")
     made = Run(folder, random_model, steps=STEPS, env={"steps_per_eval": EVERY}, environment=GRADED)
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
     return made
 
 
-def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
+def test_every_evaluation_reaches_the_metrics(run):
     """Each has the step of its weights, also that of the last step, which ends after training."""
     lines = run.steps()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
@@ -52,7 +52,7 @@ def test_every_evaluation_reaches_the_metrics(run: Run) -> None:
     assert (returned["eval/quality"], returned["eval/items"]) == (2.5, 4)
 
 
-def test_an_evaluation_that_raises_is_counted_and_named(run: Run) -> None:
+def test_an_evaluation_that_raises_is_counted_and_named(run):
     (failed,) = read_json_lines(run.folder.failed_evaluations)
     assert (failed["step"], failed["reason"]) == (
         8,
@@ -61,7 +61,7 @@ def test_an_evaluation_that_raises_is_counted_and_named(run: Run) -> None:
     assert sum(line.get("eval/failed") or 0 for line in run.steps()) == 1
 
 
-def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run: Run) -> None:
+def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run):
     lines = [line for line in run.steps() if "eval/step" in line]
     assert [line["eval/apart"] for line in lines] == [0.0] * 3
     assert len({line["eval/logprob"] for line in lines}) == 3, "and each another one"
@@ -70,7 +70,7 @@ def test_an_evaluation_sees_one_version_of_the_weights_while_steps_are_made(run:
     )
 
 
-def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
+def test_a_result_belongs_to_the_checkpoint_of_its_weights(run):
     found = {one.step: one.held_out for one in Checkpoints(run.folder.checkpoints).list_intact()}[
         STEPS
     ]
@@ -78,7 +78,7 @@ def test_a_result_belongs_to_the_checkpoint_of_its_weights(run: Run) -> None:
     assert (found.step, found.percent_correct, found.items) == (24, 0.5, 4)
 
 
-def test_tokens_of_evaluations_are_counted_once(run: Run) -> None:
+def test_tokens_of_evaluations_are_counted_once(run):
     """Groups are replayed, so every sampled token is one of an evaluation, one per request, or of a
     request for log-probabilities, by which weights are compared.
     """
@@ -87,7 +87,7 @@ def test_tokens_of_evaluations_are_counted_once(run: Run) -> None:
     assert "rollouts/truncated_share" not in run.steps()[-1], "training itself has sampled nothing"
 
 
-def make_evaluations(**options: Any) -> EvaluationScheduler:
+def make_evaluations(**options):
     return EvaluationScheduler(["sums", "words"], **{"every_steps": 10, **options})
 
 
@@ -96,7 +96,7 @@ class Weights:
 
     asked = 0
 
-    async def compute_logprobs_async(self, prompt: Any) -> list[float | None]:
+    async def compute_logprobs_async(self, prompt):
         self.asked += 1
         return [None]
 
@@ -112,8 +112,8 @@ class Weights:
     ],
 )
 async def test_an_evaluation_is_due_at_each_multiple_and_at_the_ends(
-    every_steps: int, last_step: int | None, expected: list[int]
-) -> None:
+    every_steps, last_step, expected
+):
     evaluations, due = EvaluationScheduler(every_steps=every_steps, last_step=last_step), []
     for step in range(21):
         evaluations.start_round_if_due(step, Weights())  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ async def test_an_evaluation_is_due_at_each_multiple_and_at_the_ends(
     assert await never.wait_for_next("") == {"over": True}
 
 
-async def test_the_last_step_waits_for_an_evaluation_that_is_under_way() -> None:
+async def test_the_last_step_waits_for_an_evaluation_that_is_under_way():
     """A short run has made its steps before the evaluation of its start has ended."""
     evaluations, last = EvaluationScheduler(every_steps=2, last_step=3), Weights()
     for step in range(4):
@@ -144,7 +144,7 @@ async def test_the_last_step_waits_for_an_evaluation_that_is_under_way() -> None
     assert evaluations.take_metrics() == {}
 
 
-async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
+async def test_the_base_model_is_evaluated_once_when_nothing_else_is():
     """Its result is no point of the curve and belongs to no checkpoint; a resume keeps it."""
     base, stop = Weights(), asyncio.Event()
     evaluations = EvaluationScheduler(every_steps=10, base_sampler=base)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ async def test_the_base_model_is_evaluated_once_when_nothing_else_is() -> None:
     assert resumed.take_metrics() == {}
 
 
-async def test_several_environments_evaluate_the_same_weights() -> None:
+async def test_several_environments_evaluate_the_same_weights():
     """The next evaluation begins when all have ended."""
     evaluations, first, second = make_evaluations(), Weights(), Weights()
     evaluations.start_round_if_due(10, first)  # type: ignore[arg-type]
@@ -194,8 +194,8 @@ async def test_several_environments_evaluate_the_same_weights() -> None:
 
 
 async def test_an_environment_that_is_silent_from_the_first_step_on_does_not_keep_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """The environment may still load its data before the first step."""
     monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", 0.05)
     evaluations, weights = make_evaluations(), Weights()
@@ -210,7 +210,7 @@ async def test_an_environment_that_is_silent_from_the_first_step_on_does_not_kee
     assert evaluations.take_metrics()["eval/failed"] == 1
 
 
-async def test_an_environment_without_an_evaluation_is_asked_once(tmp_path: Path) -> None:
+async def test_an_environment_without_an_evaluation_is_asked_once(tmp_path):
     failures = tmp_path / "failed.jsonl"
     evaluations = make_evaluations(failures_file=failures)
     for step in (0, 10, 20):
@@ -229,7 +229,7 @@ async def test_an_environment_without_an_evaluation_is_asked_once(tmp_path: Path
     assert alone.step_under_way is None
 
 
-async def test_an_environment_that_was_started_again_tries_once_more(tmp_path: Path) -> None:
+async def test_an_environment_that_was_started_again_tries_once_more(tmp_path):
     evaluations = make_evaluations(failures_file=tmp_path / "evaluation" / "failed.jsonl")
     evaluations.environments = ["sums"]
     evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ async def test_an_environment_that_was_started_again_tries_once_more(tmp_path: P
     assert line["reason"] == "its process ended 2 times during it"
 
 
-async def test_a_dead_evaluation_lets_its_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_evaluation_lets_its_weights_go(monkeypatch):
     evaluations = EvaluationScheduler(every_steps=10)
     evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     offer = await evaluations.wait_for_next("")
@@ -256,7 +256,7 @@ async def test_a_dead_evaluation_lets_its_weights_go(monkeypatch: pytest.MonkeyP
         evaluations.record_heartbeat(offer["id"])
 
 
-async def test_weights_that_are_held_are_asked_now_and_then() -> None:
+async def test_weights_that_are_held_are_asked_now_and_then():
     """A server may forget those that nobody asks; the embedded engine keeps the newest sixteen."""
     evaluations, held = EvaluationScheduler(every_steps=100), Weights()
     for step in range(33):
@@ -266,7 +266,7 @@ async def test_weights_that_are_held_are_asked_now_and_then() -> None:
     assert (held.asked, evaluations.usage.prefill) == (4, 4)
 
 
-def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
+def test_a_resume_neither_repeats_nor_loses_a_result():
     """Of step 10, which arrived on a line that is made again; that of step 20 is of weights that
     are gone.
     """
@@ -281,7 +281,7 @@ def test_a_resume_neither_repeats_nor_loses_a_result() -> None:
     assert evaluations.take_metrics() == {"eval/step": 10, "eval/percent_correct": 0.25}
 
 
-def test_a_resume_keeps_the_results_of_every_environment() -> None:
+def test_a_resume_keeps_the_results_of_every_environment():
     """They arrive one by one, so that they stand on different lines."""
     lines = [{"step": step} for step in range(1, 15)]
     lines[10] |= {"environments/b/eval/step": 10, "environments/b/eval/percent_correct": 0.5}
@@ -297,9 +297,7 @@ def test_a_resume_keeps_the_results_of_every_environment() -> None:
     }
 
 
-async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(monkeypatch):
     evaluations, stop = EvaluationScheduler(every_steps=10), asyncio.Event()
     evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]
     settled = asyncio.ensure_future(evaluations.wait_for_last_round(stop))
@@ -314,8 +312,8 @@ async def test_the_end_waits_for_an_evaluation_and_for_no_dead_one(
 
 
 async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     """One environment is in the middle of it and one has not begun; a stop has its own words."""
     for limit_s, stopped, reason in (
         (-1.0, False, "it had not ended after -1 s"),
@@ -338,7 +336,7 @@ async def test_what_has_not_ended_in_time_after_the_last_step_is_counted_and_nam
             evaluations.finish(offer["id"], RIGHT)
 
 
-async def test_a_result_that_nobody_has_taken_is_awaited_by_its_checkpoint() -> None:
+async def test_a_result_that_nobody_has_taken_is_awaited_by_its_checkpoint():
     evaluations = EvaluationScheduler(every_steps=10)
     assert evaluations.step_awaited is None
     evaluations.start_round_if_due(10, Weights())  # type: ignore[arg-type]

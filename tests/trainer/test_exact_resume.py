@@ -7,7 +7,6 @@ import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,16 +30,7 @@ class Run:
     order.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        model: str,
-        *,
-        steps: int = STEPS,
-        env: dict[str, Any] | None = None,
-        tinker: dict[str, Any] | None = None,
-        environment: Path = REPLAY,
-    ) -> None:
+    def __init__(self, home, model, *, steps=STEPS, env=None, tinker=None, environment=REPLAY):
         self.store = RunStore(home)
         edits = {
             "env": {
@@ -75,7 +65,7 @@ class Run:
         self.folder = self.store.create(record, config.to_yaml())
         self.record, self.config = record, config
 
-    def attempt(self, kill_at: int | None = None) -> None:
+    def attempt(self, kill_at=None):
         """From the newest checkpoint to the last step, or until step `kill_at`, when the trainer is
         killed.
         """
@@ -107,10 +97,10 @@ class Run:
                 os.kill(pids["trainer"], signal.SIGKILL)
             group.wait("trainer", timeout_s=60)
 
-    def steps(self) -> list[dict[str, float]]:
+    def steps(self):
         return MetricsFile(self.folder.metrics).read()
 
-    def weights(self) -> bytes:
+    def weights(self):
         newest = Checkpoints(self.folder.checkpoints).find_newest()
         assert newest is not None
         assert newest.is_final
@@ -128,7 +118,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(tmp_path: Path, random_m
     end = random.randint(INTERVAL + 1, 9)
     last = (end - 1) // INTERVAL * INTERVAL  # the line of a step is there before its checkpoint
 
-    def interrupted() -> None:
+    def interrupted():
         parted.attempt(kill_at=end)
         parted.attempt()
 

@@ -6,13 +6,11 @@ import asyncio
 import logging
 import random
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from lachesis.checkpoints.manifests import Checkpoints, Manifest
+from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config as run_config
 from lachesis.config.run_config import RunConfig
 from lachesis.runs.folder import RunDir
@@ -23,7 +21,6 @@ from lachesis.trainer.rollout_client import RolloutClient, ScoredGroup
 from lachesis.trainer.trackers import Trackers
 from lachesis.trainer.trained_model import Policy
 from lachesis.trainer.trainer_state import TrainerState
-from tests.harness.processes import RunningEngine
 
 STEPS, FAILING, INTERVAL, GROUPS = 7, 6, 4, 2
 PROMPT, ANSWER = 4, 6
@@ -46,7 +43,7 @@ class Replayed(RolloutClient):
         return {}
 
 
-def _group(number: int) -> ScoredGroup:
+def _group(number):
     chance = random.Random(number)
     tokens_G = [[chance.randrange(10, 40) for _ in range(PROMPT + ANSWER)] for _ in range(4)]
     return {
@@ -62,7 +59,7 @@ def _group(number: int) -> ScoredGroup:
 class Run:
     """The real loop on a real engine, one attempt after the other."""
 
-    def __init__(self, path: Path, engine: RunningEngine) -> None:
+    def __init__(self, path, engine):
         self.folder, self.engine = RunDir(path.parent, path.name), engine
         self.folder.path.mkdir(parents=True)
         self.checkpoints = Checkpoints(self.folder.checkpoints)
@@ -79,7 +76,7 @@ class Run:
         )
         self.tokenizer = AutoTokenizer.from_pretrained(engine.model)
 
-    async def attempt(self) -> None:
+    async def attempt(self):
         """Train from the newest checkpoint to the last step."""
         newest = self.checkpoints.find_resumable()
         policy = await Policy.create(self.config, resume_from=newest.state if newest else None)
@@ -102,31 +99,31 @@ class Run:
         finally:
             await policy.close("success")
 
-    def newest(self) -> Manifest:
+    def newest(self):
         manifest = self.checkpoints.find_newest()
         assert manifest is not None
         return manifest
 
-    def weights(self) -> bytes:
+    def weights(self):
         place = self.newest().sampler_weights.removeprefix("tinker://")
         return (self.engine.store / place / "adapter_model.safetensors").read_bytes()
 
-    def steps(self) -> list[dict[str, Any]]:
+    def steps(self):
         return MetricsFile(self.folder.metrics).read()
 
 
 @pytest.fixture
-def make_run(tmp_path: Path, engine: RunningEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_run(tmp_path, engine, monkeypatch):
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     return lambda name: Run(tmp_path / name, engine)
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+def fail_once(monkeypatch, owner, name):
     """Let the call in step FAILING raise an error."""
     original, calls = getattr(owner, name), []
 
-    def failing(*args: Any, **kwargs: Any) -> Any:
+    def failing(*args, **kwargs):
         calls.append(1)
         if len(calls) == FAILING:
             raise RuntimeError("injected")
@@ -145,8 +142,8 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     ],
 )
 async def test_a_run_that_fails_in_a_step_and_is_resumed_equals_one_that_did_not(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, saved: int
-) -> None:
+    make_run, monkeypatch, owner, name, saved
+):
     whole, failed = make_run("whole"), make_run("failed")
     await whole.attempt()
     with monkeypatch.context() as injected:
@@ -165,9 +162,7 @@ async def test_a_run_that_fails_in_a_step_and_is_resumed_equals_one_that_did_not
     assert failed.weights() == whole.weights()
 
 
-async def test_an_error_in_the_middle_of_an_update_saves_nothing(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_error_in_the_middle_of_an_update_saves_nothing(make_run, monkeypatch, caplog):
     """The server may or may not have changed the weights, so the checkpoint before counts."""
     run = make_run("run")
     fail_once(monkeypatch, Policy, "_queue_optim_step")
@@ -180,14 +175,12 @@ async def test_an_error_in_the_middle_of_an_update_saves_nothing(
     )
 
 
-async def test_a_line_that_cannot_be_written_costs_no_checkpoint(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_line_that_cannot_be_written_costs_no_checkpoint(make_run, monkeypatch, caplog):
     caplog.set_level(logging.WARNING)
     run = make_run("run")
     append, calls = MetricsFile.append, []
 
-    def full(self: MetricsFile, step: int, metrics: dict[str, float]) -> None:
+    def full(self, step, metrics):
         calls.append(step)
         if step >= FAILING:
             raise RuntimeError("injected")
@@ -202,17 +195,17 @@ async def test_a_line_that_cannot_be_written_costs_no_checkpoint(
 
 
 async def test_a_run_that_is_ended_while_the_server_says_nothing_ends_at_once(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_run, monkeypatch
+):
     """An account without money is such a server; the refusal may come at any moment of the step."""
     computes, goes_on = asyncio.Event(), threading.Event()
     event_loop = asyncio.get_running_loop()
 
-    async def never(*_: Any) -> dict[str, float]:
+    async def never(*_):
         await asyncio.Event().wait()
         return {}
 
-    def compute(*_: Any) -> dict[str, float]:
+    def compute(*_):
         event_loop.call_soon_threadsafe(computes.set)
         goes_on.wait(30)
         return {}

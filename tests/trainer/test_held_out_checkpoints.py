@@ -1,11 +1,6 @@
 """To which checkpoint a held-out result belongs, and which checkpoints are kept for it."""
 
-from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult, Manifest, find_best
 from lachesis.runs.held_out_results import HeldOutPoint
@@ -18,36 +13,34 @@ class Policy:
 
     sampler = None
 
-    async def save(self, name: str) -> dict[str, str]:
+    async def save(self, name):
         return {"state": f"tinker://{name}-state", "sampler_weights": f"tinker://{name}-sampler"}
 
-    async def delete(self, path: str) -> None:
+    async def delete(self, path):
         pass
 
-    async def discard(self, paths: Iterable[str], timeout_s: float = 0.0) -> None:
+    async def discard(self, paths, timeout_s=0.0):
         pass
 
 
-def make_keeper(folder: Path, *, keep: int = 10) -> CheckpointManager:
+def make_keeper(folder, *, keep=10):
     (folder / "checkpoints").mkdir(exist_ok=True)
     return CheckpointManager(
         Policy(), Checkpoints(folder / "checkpoints"), num_to_keep=keep, resume_checkpoint=None
     )  # type: ignore[arg-type]
 
 
-def point(step: int, share: float) -> HeldOutPoint:
+def point(step, share):
     return HeldOutPoint(step=step, percent_correct=share, items=20)
 
 
-def held_out(keeper: CheckpointManager) -> dict[int, tuple[int, float] | None]:
+def held_out(keeper):
     """The result of each checkpoint: the step that was evaluated and the share."""
     found = {one.step: one.held_out for one in keeper.checkpoints.list_intact()}
     return {step: (one.step, one.percent_correct) if one else None for step, one in found.items()}
 
 
-async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(tmp_path):
     keeper = make_keeper(tmp_path)
     keeper.note_held_out(point(0, 0.1))
     await keeper.save(10)
@@ -63,7 +56,7 @@ async def test_a_result_goes_to_its_step_or_to_the_first_checkpoint_after_it(
     assert held_out(keeper)[40] is None
 
 
-async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_path: Path) -> None:
+async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_path):
     """It stays beside the newest ones; where none was evaluated the reward decides, and of equal
     ones the newer one stays.
     """
@@ -85,7 +78,7 @@ async def test_the_best_checkpoint_is_the_one_with_the_best_held_out_result(tmp_
     assert find_best(manifests) is manifests[1]
 
 
-async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path: Path) -> None:
+async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path):
     """A result that comes after several newer checkpoints still finds it."""
     keeper = make_keeper(tmp_path, keep=1)
     keeper.get_evaluated_step = lambda: 8
@@ -98,13 +91,11 @@ async def test_a_checkpoint_under_evaluation_is_not_deleted(tmp_path: Path) -> N
     assert held_out(keeper) == {10: (8, 0.75), 40: None}
 
 
-async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(tmp_path, monkeypatch, caplog):
     keeper = make_keeper(tmp_path)
     await keeper.save(10)
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(
@@ -114,7 +105,7 @@ async def test_a_disk_that_is_full_costs_the_result_and_not_the_run(
     assert "the checkpoint of step 10 has no held-out result" in caplog.text
 
 
-async def test_an_evaluation_that_ends_during_a_save_finds_its_checkpoint(tmp_path: Path) -> None:
+async def test_an_evaluation_that_ends_during_a_save_finds_its_checkpoint(tmp_path):
     """Its result is taken after the save, which would delete the checkpoint as the oldest one."""
     keeper, evaluations = make_keeper(tmp_path, keep=1), EvaluationScheduler(every_steps=10)
     keeper.get_evaluated_step = lambda: evaluations.step_awaited
@@ -122,7 +113,7 @@ async def test_an_evaluation_that_ends_during_a_save_finds_its_checkpoint(tmp_pa
     evaluations.start_round_if_due(10, SimpleNamespace())  # type: ignore[arg-type]
     offer, save = await evaluations.wait_for_next(""), keeper.policy.save
 
-    async def save_while_it_ends(name: str) -> dict[str, str]:
+    async def save_while_it_ends(name):
         evaluations.finish(offer["id"], {"metrics": {"eval/percent_correct": 0.75}, "items": 20})
         return await save(name)
 

@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -26,10 +23,8 @@ from lachesis.trainer.trackers import Trackers
 from lachesis.trainer.trained_model import Policy
 from lachesis.trainer.trainer_state import TrainerState
 
-Make = Callable[..., Any]
 
-
-def scored(*scores: float, **changes: Any) -> dict[str, Any]:
+def scored(*scores, **changes):
     count = len(scores)
     return {
         "tokens": [[2, 3, 4 + index, 5] for index in range(count)],
@@ -41,15 +36,13 @@ def scored(*scores: float, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def trainer(
-    engine: Any, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Make]:
+async def trainer(engine, api, tmp_path, monkeypatch):
     """A factory of trainers whose steps take two groups of two rollouts."""
     monkeypatch.setenv("TINKER_BASE_URL", engine.url)
     monkeypatch.setenv("TINKER_API_KEY", engine.token)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(**tinker: Any) -> Trainer:
+        async def make(**tinker):
             env = {"batch_size": 4, "group_size": 2, "total_steps": 1, "rollout_server_url": api}
             edits = {"env": env, "tinker": {"use_wandb": False, "learning_rate": 1e-3, **tinker}}
             config = run_config.resolve_run_config(
@@ -81,7 +74,7 @@ async def trainer(
         yield make
 
 
-async def play(trainer: Trainer, *groups: dict[str, Any]) -> dict[str, Any]:
+async def play(trainer, *groups):
     """Send the groups, train on them, and return the line of the step."""
     async with httpx.AsyncClient(base_url=trainer.rollout_client.url) as client:
         for group in groups:
@@ -101,9 +94,7 @@ FOREIGN = {
 @pytest.mark.parametrize(
     ("bad", "reason"), [(NO_LOGPROB, "not usable"), (FOREIGN, "computed no log-probabilities")]
 )
-async def test_a_bad_group_costs_itself_and_is_named(
-    trainer: Make, caplog: pytest.LogCaptureFixture, bad: dict[str, Any], reason: str
-) -> None:
+async def test_a_bad_group_costs_itself_and_is_named(trainer, caplog, bad, reason):
     caplog.set_level(logging.WARNING)
     line = await play(await trainer(), scored(1.0, 0.0), scored(1.0, 0.0, **bad))
     assert (line["batch/dropped_groups"], line["batch/groups"], line["batch/datums"]) == (1, 1, 2)
@@ -114,7 +105,7 @@ async def test_a_bad_group_costs_itself_and_is_named(
     ] == [True]
 
 
-async def test_a_batch_of_bad_groups_ends_the_run_with_the_first_reason(trainer: Make) -> None:
+async def test_a_batch_of_bad_groups_ends_the_run_with_the_first_reason(trainer):
     with pytest.raises(
         BatchError,
         match="none of the 2 groups of a batch can be trained on; group 0: rollout 0: 1 sampling",
@@ -122,7 +113,7 @@ async def test_a_batch_of_bad_groups_ends_the_run_with_the_first_reason(trainer:
         await play(await trainer(), scored(1.0, 0.0, **NO_LOGPROB), scored(1.0, 0.0, **NO_LOGPROB))
 
 
-async def test_the_penalty_reaches_groups_of_equal_scores(trainer: Make) -> None:
+async def test_the_penalty_reaches_groups_of_equal_scores(trainer):
     """Near convergence there are no others."""
     line = await play(
         await trainer(kl_coefficient=0.5),
@@ -139,16 +130,14 @@ async def test_the_penalty_reaches_groups_of_equal_scores(trainer: Make) -> None
     assert "kl/base" in line
 
 
-async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
-    trainer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(trainer, monkeypatch):
     """A large batch takes seconds, in which requests for samples would wait."""
     threads: dict[str, set[int]] = {}
 
-    def watch(module: Any, name: str) -> None:
+    def watch(module, name):
         function = getattr(module, name)
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments):
             threads.setdefault(name, set()).add(threading.get_ident())
             return function(*arguments)
 
@@ -168,13 +157,13 @@ async def test_a_batch_is_worked_on_beside_the_loop_that_answers_environments(
         assert threading.get_ident() not in seen, name
 
 
-async def test_without_a_penalty_groups_of_equal_scores_teach_nothing(trainer: Make) -> None:
+async def test_without_a_penalty_groups_of_equal_scores_teach_nothing(trainer):
     line = await play(await trainer(), scored(1.0, 1.0), scored(0.0, 0.0))
     assert (line["batch/zero_signal_groups"], line["batch/datums"]) == (2, 0)
     assert "kl/base" not in line
 
 
-async def test_a_learning_rate_of_nothing_ends_no_run(trainer: Make) -> None:
+async def test_a_learning_rate_of_nothing_ends_no_run(trainer):
     """Nor does a first rollout of which one token alone can be predicted."""
     short = scored(
         1.0, 0.0, tokens=[[2, 3]] * 2, masks=[[-100, 3]] * 2, inference_logprobs=[[1.0, -5.0]] * 2
@@ -184,8 +173,8 @@ async def test_a_learning_rate_of_nothing_ends_no_run(trainer: Make) -> None:
 
 
 async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_checkpoint(
-    trainer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    trainer, monkeypatch
+):
     """The monitor would take a long one for a server that does not save."""
     monkeypatch.setattr(evaluation_schedule, "HEARTBEAT_TIMEOUT_S", -1.0)
     trained = await trainer()
@@ -202,7 +191,7 @@ async def test_the_wait_for_an_evaluation_after_the_last_step_is_no_wait_for_a_c
     assert line["eval/failed"] == 2, "nobody has begun those of steps 0 and 1"
 
 
-async def test_every_rollout_is_kept_and_what_the_api_refused_too(trainer: Make) -> None:
+async def test_every_rollout_is_kept_and_what_the_api_refused_too(trainer):
     trained = await trainer()
     async with httpx.AsyncClient(base_url=trained.rollout_client.url) as client:
         answer = await client.post("/scored_data", json=scored(1.0, 0.0, scores=[1.0]))

@@ -15,7 +15,7 @@ RATIOS = [[0.5, 0.9, 1.1, 2.0], [5.0, 5.0]]
 """Of the trained tokens of two rollouts."""
 
 
-def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
+def share(loss_fn, *, offpolicy=1, **bounds):
     """Return loss/clipped_share, or None where there is no such metric."""
     edits: dict[str, Any] = {
         "env": {"max_batches_offpolicy": offpolicy},
@@ -52,22 +52,20 @@ def share(loss_fn: str, *, offpolicy: int = 1, **bounds: float) -> float | None:
         ("dro", {}, None),
     ],
 )
-def test_the_clipped_share_is_of_the_bounds_of_the_loss(
-    loss_fn: str, bounds: dict[str, float], expected: float | None
-) -> None:
+def test_the_clipped_share_is_of_the_bounds_of_the_loss(loss_fn, bounds, expected):
     """For GSPO by the geometric mean of a rollout's ratios: that of the first is 0.99749…, that of
     the second 5.
     """
     assert share(loss_fn, **bounds) == expected
 
 
-def test_the_loss_that_is_chosen_by_the_queue_decides() -> None:
+def test_the_loss_that_is_chosen_by_the_queue_decides():
     assert share("auto", offpolicy=1) is None
     assert share("auto", offpolicy=2) == 4 / 6
 
 
 @pytest.mark.parametrize("loss_fn", ["ppo", "cispo", "gspo"])
-def test_the_bounds_are_those_of_the_engine(loss_fn: str) -> None:
+def test_the_bounds_are_those_of_the_engine(loss_fn):
     settings = losses.LOSSES[loss_fn].default_settings
     assert RATIO_BOUNDS[loss_fn] == (
         settings["clip_low_threshold"],

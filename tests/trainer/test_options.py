@@ -3,7 +3,6 @@ handed over.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ STEPS = 6
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
+def run(tmp_path_factory, random_model):
     folder = tmp_path_factory.mktemp("options")
     examples = folder / "examples.jsonl"
     examples.write_text(
@@ -42,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, random_model: str) -> Run:
     return made
 
 
-def test_every_step_tells_what_was_chosen(run: Run) -> None:
+def test_every_step_tells_what_was_chosen(run):
     steps: list[dict[str, Any]] = run.steps()
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     rates = [step["train/learning_rate"] / 1e-3 for step in steps]
@@ -57,7 +56,7 @@ def test_every_step_tells_what_was_chosen(run: Run) -> None:
         assert one["kl/base"] > 0.01, "the examples have moved the model away from the base model"
 
 
-def test_the_examples_were_learned_first(run: Run) -> None:
+def test_the_examples_were_learned_first(run):
     found = json.loads((run.folder.path / "sft.json").read_text())
     assert (found["examples"], found["updates"]) == (12, 12)
     assert found["last_loss"] < 0.8 * found["first_loss"]
@@ -68,7 +67,7 @@ def test_the_examples_were_learned_first(run: Run) -> None:
     assert run.resumed["step"] == 0
 
 
-def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_path: Path) -> None:
+def test_exported_weights_are_verified_and_load_by_their_recipe(run, tmp_path):
     note = export_weights.export(run.record, run.folder, tmp_path / "out", merged=True)
     assert note["verified"] is True
     for entry in (note["parity"], note["parity_merged"]):
@@ -88,7 +87,7 @@ def test_exported_weights_are_verified_and_load_by_their_recipe(run: Run, tmp_pa
         )
 
 
-def test_other_weights_are_not_called_verified(run: Run, tmp_path: Path) -> None:
+def test_other_weights_are_not_called_verified(run, tmp_path):
     local = export_weights.find_adapter_folder(
         run.folder, export_weights.Checkpoints(run.folder.checkpoints).find_resumable()
     )  # type: ignore[arg-type]

@@ -7,23 +7,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lachesis.base.json_text import Json
 from lachesis.runs.folder import RunDir
 from tests.harness.model_hub import TOKEN, ModelHub, Repository, serve_hub
-from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
 BASE = "me/base"
 
 
 @pytest.fixture
-def hub(random_model: str) -> Iterator[ModelHub]:
+def hub(random_model):
     """A Hub that has the base model of the run."""
     with serve_hub() as served:
         files = {file.name: file.read_bytes() for file in Path(random_model).iterdir()}
@@ -32,7 +30,7 @@ def hub(random_model: str) -> Iterator[ModelHub]:
 
 
 @pytest.fixture
-def env(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
+def env(hub, tmp_path):
     """The variables of a process that uses this Hub, by its older protocol for large files."""
     return {
         **os.environ,
@@ -45,10 +43,10 @@ def env(hub: ModelHub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def push(trained: Run, env: dict[str, str], tmp_path: Path) -> Callable[..., Json]:
+def push(trained, env, tmp_path):
     """Push the weights of the run to the Hub by the command; return its answer or its error."""
 
-    def run_command(*options: str, name: str = "adapter") -> Json:
+    def run_command(*options, name="adapter"):
         command = [sys.executable, "-m", "lachesis.cli.main", "export", trained.record.run_id]
         target = ["--to", str(tmp_path / "out"), "--push-to-hub", name]
         done = subprocess.run(
@@ -64,13 +62,13 @@ def push(trained: Run, env: dict[str, str], tmp_path: Path) -> Callable[..., Jso
     return run_command
 
 
-def use_base_of_hub(folder: RunDir) -> None:
+def use_base_of_hub(folder):
     """Let the run have been trained from a model of the Hub instead of a folder."""
     record = json.loads(folder.record.read_text())
     folder.record.write_text(json.dumps({**record, "base_model": BASE}))
 
 
-def run_code_of_card(card: str, env: dict[str, str]) -> str:
+def run_code_of_card(card, env):
     """Run the Python of a card in a process of its own, and return the class of its model."""
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     test = "\nprint(type(model).__name__, len(tokenizer('1+2=').input_ids))"
@@ -82,13 +80,8 @@ def run_code_of_card(card: str, env: dict[str, str]) -> str:
 
 
 def test_an_adapter_arrives_and_loads_as_its_card_says(
-    hub: ModelHub,
-    env: dict[str, str],
-    push: Callable[..., Json],
-    folder: RunDir,
-    tmp_path: Path,
-    random_model: str,
-) -> None:
+    hub, env, push, folder, tmp_path, random_model
+):
     use_base_of_hub(folder)
     answer = push()
     assert answer["verified"] is True, answer
@@ -138,15 +131,13 @@ def test_a_merged_model_needs_no_base_model(
     assert run_code_of_card(card, env)
 
 
-def _check_nothing_local(pushed: Repository, *places: Any) -> None:
+def _check_nothing_local(pushed, *places):
     for name, content in pushed.files.items():
         for place in (*places, Path.home()):
             assert str(place).encode() not in content, name
 
 
-def test_a_push_that_failed_is_repeated_without_another_export(
-    hub: ModelHub, push: Callable[..., Json], folder: RunDir, tmp_path: Path
-) -> None:
+def test_a_push_that_failed_is_repeated_without_another_export(hub, push, folder, tmp_path):
     use_base_of_hub(folder)
     hub.refuse("/commit/", 503, times=1)
     failed = push("--no-verify")
@@ -170,16 +161,7 @@ def test_a_push_that_failed_is_repeated_without_another_export(
         ("nothing", 0, "no name!", "arguments", "is not the name of a repository"),
     ],
 )
-def test_what_the_hub_refuses_is_explained(
-    hub: ModelHub,
-    push: Callable[..., Json],
-    folder: RunDir,
-    part: str,
-    status: int,
-    name: str,
-    code: str,
-    words: str,
-) -> None:
+def test_what_the_hub_refuses_is_explained(hub, push, folder, part, status, name, code, words):
     use_base_of_hub(folder)
     hub.refuse(part, status)
     answer = push("--no-verify", name=name)
@@ -188,9 +170,7 @@ def test_what_the_hub_refuses_is_explained(
     assert not any(repository.commits for repository in hub.repositories.values())
 
 
-def test_without_a_token_the_sign_in_is_named(
-    push: Callable[..., Json], env: dict[str, str], folder: RunDir
-) -> None:
+def test_without_a_token_the_sign_in_is_named(push, env, folder):
     use_base_of_hub(folder)
     del env["HF_TOKEN"]
     answer = push("--no-verify")

@@ -1,18 +1,16 @@
 """Environments that send no log-probabilities: the model is asked for them."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from lachesis.trainer.batch.group_to_datums import BatchSettings, to_batch
 from lachesis.trainer.batch.missing_logprobs import RecomputedLogprobs, fill_missing_logprobs
-from lachesis.trainer.trained_model import Policy
 
 RECIPE = BatchSettings(max_tokens=8, eos_id=None)
 
 
-def group(*tokens: list[int], **changes: Any) -> dict[str, Any]:
+def group(*tokens, **changes):
     masks = [[-100, *token[1:]] for token in tokens]
     return {
         "tokens": list(tokens),
@@ -22,7 +20,7 @@ def group(*tokens: list[int], **changes: Any) -> dict[str, Any]:
     }
 
 
-async def test_they_are_those_of_the_model_that_samples(policy: Policy) -> None:
+async def test_they_are_those_of_the_model_that_samples(policy):
     wanting, whole, equal = (
         group([2, 3, 4], [2, 5, 6, 7]),
         group([2, 3], [2, 4]),
@@ -39,7 +37,7 @@ async def test_they_are_those_of_the_model_that_samples(policy: Policy) -> None:
     assert batch.zero_signal_groups == 1
 
 
-async def test_what_is_left_out_is_not_asked_about(policy: Policy) -> None:
+async def test_what_is_left_out_is_not_asked_about(policy):
     wanting = group(list(range(2, 20)), [2, 3], [5], scores=[0.0, 5.0, 1.0])
     assert await fill_missing_logprobs(
         [wanting, group()], policy.sampler, RECIPE
@@ -48,7 +46,7 @@ async def test_what_is_left_out_is_not_asked_about(policy: Policy) -> None:
     assert (len(batch.datums), batch.num_too_long) == (1, 1)
 
 
-async def test_a_group_that_cannot_be_asked_about_is_left_out(policy: Policy) -> None:
+async def test_a_group_that_cannot_be_asked_about_is_left_out(policy):
     """Its masks do not fit, or the server refuses its tokens; the other group is trained on."""
     good, short = group([2, 3], [2, 3, 4]), group([2, 3], [2, 3, 4], masks=[[-100, 3], [-100]])
     groups = [short, group([2, 3], [2, 999_999]), good]
@@ -62,7 +60,7 @@ async def test_a_group_that_cannot_be_asked_about_is_left_out(policy: Policy) ->
     )
 
 
-async def test_whatever_a_batch_trains_on_is_asked_about(policy: Policy) -> None:
+async def test_whatever_a_batch_trains_on_is_asked_about(policy):
     """Equal scores teach by a penalty on the distance to the base model, or by a teacher."""
     equal = group([2, 3], [2, 4], scores=[1.0, 1.0])
     taught = {
@@ -80,7 +78,7 @@ async def test_whatever_a_batch_trains_on_is_asked_about(policy: Policy) -> None
     assert to_batch([taught], RECIPE).num_distilled == 2
 
 
-async def test_they_are_asked_in_the_context_of_training(policy: Policy) -> None:
+async def test_they_are_asked_in_the_context_of_training(policy):
     """Without the template's second end-of-turn token, which training drops."""
     recipe = BatchSettings(max_tokens=8, eos_id=7)
     doubled = group([2, 5, 7, 7, 3, 4], [2, 5])

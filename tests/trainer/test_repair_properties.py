@@ -1,7 +1,6 @@
 """Properties of repaired prompts and rollouts, and of the learning rate."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ TOKENS = st.lists(st.integers(0, 4), max_size=12)
 
 
 @examples(TOKENS)
-def test_a_prompt_is_repaired_once(tokens: list[int]) -> None:
+def test_a_prompt_is_repaired_once(tokens):
     once = collapse_doubled_eos(tokens, EOS)
     assert collapse_doubled_eos(once, EOS) == once
     assert all(pair != (EOS, EOS) for pair in itertools.pairwise(once))
@@ -30,9 +29,7 @@ def test_a_prompt_is_repaired_once(tokens: list[int]) -> None:
 
 
 @examples(rollouts())
-def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(
-    rollout: tuple[list[int], list[bool], list[float]],
-) -> None:
+def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(rollout):
     tokens_T, sampled_T = np.array(rollout[0]), np.array(rollout[1])
     keep_T = build_keep_mask(tokens_T, EOS, sampled_T)
     assert keep_T[sampled_T].all()
@@ -41,9 +38,7 @@ def test_a_rollout_is_repaired_once_and_keeps_what_was_sampled(
 
 
 @examples(rollouts())
-def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(
-    rollout: tuple[list[int], list[bool], list[float]],
-) -> None:
+def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(rollout):
     """What stands before each sampled piece is what the inference server made of the prompt of that
     turn.
     """
@@ -65,9 +60,7 @@ def test_a_turn_is_trained_in_the_context_in_which_it_was_sampled(
     st.integers(0, 400),
     st.sampled_from(["constant", "linear", "cosine"]),
 )
-def test_a_learning_rate_stays_within_its_peak(
-    peak: float, total: int, warmup: int, schedule: Any
-) -> None:
+def test_a_learning_rate_stays_within_its_peak(peak, total, warmup, schedule):
     rates = [
         compute_learning_rate(peak, step, total, schedule=schedule, warmup_steps=warmup)
         for step in range(total)

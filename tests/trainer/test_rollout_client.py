@@ -4,8 +4,6 @@ import asyncio
 import gzip
 import json
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,17 +22,17 @@ CONFIG = run_config.resolve_run_config(
 )
 
 
-async def until_connected(pid: int, clients: int = 1) -> None:
+async def until_connected(pid, clients=1):
     """Wait until this process has accepted as many connections."""
 
-    def is_connected() -> bool:
+    def is_connected():
         found = psutil.Process(pid).net_connections("tcp")
         return [connection.status for connection in found].count("ESTABLISHED") >= clients
 
     await asyncio.to_thread(wait_until, is_connected, 20)
 
 
-def scored(*scores: float) -> dict[str, Any]:
+def scored(*scores):
     count = len(scores)
     rollouts: dict[str, Any] = {
         "tokens": [[1, 2]] * count,
@@ -44,7 +42,7 @@ def scored(*scores: float) -> dict[str, Any]:
     return {**rollouts, "inference_logprobs": [[1.0, -1.0]] * count}
 
 
-async def post(url: str, group: dict[str, Any]) -> None:
+async def post(url, group):
     async with httpx.AsyncClient() as client:
         answer = await client.post(
             f"{url}/scored_data",
@@ -54,7 +52,7 @@ async def post(url: str, group: dict[str, Any]) -> None:
         assert answer.status_code == 200
 
 
-async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> None:
+async def test_batches_arrive_once_they_are_full(api, tmp_path):
     atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
     waiting = asyncio.create_task(atropos.next_batch(0))
@@ -66,7 +64,7 @@ async def test_batches_arrive_once_they_are_full(api: str, tmp_path: Path) -> No
     await atropos.close()
 
 
-async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> None:
+async def test_the_api_itself_waits_for_a_batch(api, tmp_path):
     """One question is enough; and one that nobody listens to any more is not given the batch."""
     atropos = RolloutClient(api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
@@ -83,9 +81,7 @@ async def test_the_api_itself_waits_for_a_batch(api: str, tmp_path: Path) -> Non
     await atropos.close()
 
 
-async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(
-    tmp_path: Path,
-) -> None:
+async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_taken(tmp_path):
     """Or after a while, as it has other things to look after; one with an allocation of its own is
     answered at once.
     """
@@ -94,7 +90,7 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
         async with httpx.AsyncClient(base_url=url) as client:
 
-            async def register(allocation: float | None) -> int:
+            async def register(allocation):
                 wanted = {
                     "max_token_length": 64,
                     "desired_name": "a",
@@ -106,11 +102,11 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
                 )
                 return int(answer.json()["env_id"])
 
-            async def make_enough(number: int) -> None:
+            async def make_enough(number):
                 for _ in range(2):
                     await post(url, {**scored(1.0, 0.0), "env_id": number})
 
-            async def queued(number: int) -> int:
+            async def queued(number):
                 return int(
                     (await client.request("GET", "/status-env", json={"env_id": number})).json()[
                         "queue_size"
@@ -136,7 +132,7 @@ async def test_an_environment_that_has_made_enough_is_answered_when_a_batch_is_t
         await atropos.close()
 
 
-async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path: Path) -> None:
+async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path):
     with api_process(tmp_path) as (url, process):
         atropos = RolloutClient(url)
         await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
@@ -153,7 +149,7 @@ async def test_an_api_that_is_told_to_end_leaves_who_waits_for_a_batch(tmp_path:
         await atropos.close()
 
 
-async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> None:
+async def test_an_api_that_was_started_anew_is_told_again(tmp_path):
     """The trainer waits while there is none, and goes on at its step."""
     with api_process(tmp_path) as (url, first):
         atropos = RolloutClient(url)
@@ -175,13 +171,13 @@ async def test_an_api_that_was_started_anew_is_told_again(tmp_path: Path) -> Non
         assert len(await asyncio.wait_for(waiting, 10)) == 2
 
 
-async def test_an_api_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_api_that_stays_away_is_told(monkeypatch):
     monkeypatch.setattr("lachesis.trainer.rollout_client.MAX_OUTAGE_S", 0.5)
     with pytest.raises(ServerDownError, match="does not answer /batch: ConnectError"):
         await RolloutClient(f"http://127.0.0.1:{reserve_free_ports(1)[0]}").next_batch(0)
 
 
-async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path: Path) -> None:
+async def test_what_would_block_or_poison_the_api_is_refused(api, tmp_path):
     """Groups from before the registration are sent again by their environment; unusable ones are
     counted with the reason.
     """
@@ -222,7 +218,7 @@ async def test_what_would_block_or_poison_the_api_is_refused(api: str, tmp_path:
     await atropos.close()
 
 
-def changed(name: str, value: Any) -> dict[str, Any]:
+def changed(name, value):
     return {**scored(1.0, 0.0), name: value}
 
 
@@ -269,9 +265,7 @@ def changed(name: str, value: Any) -> dict[str, Any]:
         (changed("tokens", [[1, 2.5]] * 2), "int_from_float"),
     ],
 )
-async def test_a_group_that_cannot_be_trained_on_is_refused(
-    registered: tuple[str, RolloutClient], bad: dict[str, Any], reason: str
-) -> None:
+async def test_a_group_that_cannot_be_trained_on_is_refused(registered, bad, reason):
     """With its reason, and counted; those beside it in the same message are taken, and the batch is
     whole.
     """
@@ -297,13 +291,13 @@ async def test_a_group_that_cannot_be_trained_on_is_refused(
 
 
 @pytest.fixture(scope="module")
-def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def shared_api(tmp_path_factory):
     with api_process(tmp_path_factory.mktemp("api")) as (url, _):
         yield url
 
 
 @pytest.fixture
-async def registered(shared_api: str, tmp_path: Path) -> AsyncIterator[tuple[str, RolloutClient]]:
+async def registered(shared_api, tmp_path):
     """The address of an API at which a trainer has registered, and that trainer's client."""
     atropos = RolloutClient(shared_api)
     await atropos.register(CONFIG, first_step=0, checkpoint_dir=tmp_path)
@@ -311,12 +305,12 @@ async def registered(shared_api: str, tmp_path: Path) -> AsyncIterator[tuple[str
     await atropos.close()
 
 
-async def test_an_empty_message_is_answered(registered: tuple[str, RolloutClient]) -> None:
+async def test_an_empty_message_is_answered(registered):
     async with httpx.AsyncClient(base_url=registered[0]) as client:
         assert (await client.post("/scored_data_list", json=[])).json()["groups_processed"] == 0
 
 
-async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path: Path) -> None:
+async def test_the_queue_is_bounded_and_the_oldest_groups_go(api, tmp_path):
     """Three batches of two groups may wait and one more be filled; a batch that cannot be filled is
     told apart.
     """
@@ -341,7 +335,7 @@ async def test_the_queue_is_bounded_and_the_oldest_groups_go(api: str, tmp_path:
     await atropos.close()
 
 
-async def test_an_api_that_is_not_there_is_told(tmp_path: Path) -> None:
+async def test_an_api_that_is_not_there_is_told(tmp_path):
     atropos = RolloutClient("http://127.0.0.1:9")
     with pytest.raises(
         ServerDownError, match=r"Atropos API at http://127.0.0.1:9 does not answer /reset_data"

@@ -1,8 +1,6 @@
 """Examples to imitate: how a file is read, and that a model learns them."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from lachesis.trainer.sft_examples import iterate_batches, read_examples
 from lachesis.trainer.trained_model import Policy
 
 
-def written(folder: Path, *lines: Any) -> Path:
+def written(folder, *lines):
     file = folder / "examples.jsonl"
     file.write_text(
         "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n\n"
@@ -21,7 +19,7 @@ def written(folder: Path, *lines: Any) -> Path:
     return file
 
 
-def test_only_the_completion_is_learned(tmp_path: Path) -> None:
+def test_only_the_completion_is_learned(tmp_path):
     tokenizer = build.build_tokenizer()
     messages = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
     file = written(tmp_path, {"prompt": "2+3=", "completion": "5"}, {"messages": messages})
@@ -47,7 +45,7 @@ def test_only_the_completion_is_learned(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_line_that_is_no_example_is_named(tmp_path: Path, line: Any, message: str) -> None:
+def test_a_line_that_is_no_example_is_named(tmp_path, line, message):
     file = written(tmp_path, {"prompt": "a", "completion": "b"}, line)
     with pytest.raises(ConfigError, match=message):
         read_examples(file, build.build_tokenizer(), max_tokens=64)
@@ -57,7 +55,7 @@ def test_a_line_that_is_no_example_is_named(tmp_path: Path, line: Any, message: 
         read_examples(written(tmp_path, ""), build.build_tokenizer(), max_tokens=64)
 
 
-def test_an_epoch_has_every_example_once(tmp_path: Path) -> None:
+def test_an_epoch_has_every_example_once(tmp_path):
     file = written(tmp_path, *({"prompt": str(number), "completion": "x"} for number in range(7)))
     examples = read_examples(file, build.build_tokenizer(), max_tokens=64)
     found = list(iterate_batches(examples, batch_size=3, epochs=2, seed=1))
@@ -67,9 +65,7 @@ def test_an_epoch_has_every_example_once(tmp_path: Path) -> None:
     }
 
 
-async def test_a_model_learns_the_examples(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_learns_the_examples(engine, tmp_path, monkeypatch):
     """The loss is that of a token: a model that knows nothing of 260 tokens begins near ln 260 =
     5.6.
     """

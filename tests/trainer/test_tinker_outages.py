@@ -4,18 +4,11 @@ import asyncio
 import importlib.metadata
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import tinker
 
-from lachesis.base.errors import (
-    BillingError,
-    LachesisError,
-    MissingKeyError,
-    ModelNotFoundError,
-    SessionLostError,
-)
+from lachesis.base.errors import BillingError, MissingKeyError, ModelNotFoundError, SessionLostError
 from lachesis.base.tinker_client import call_sdk
 from lachesis.checkpoints.manifests import Checkpoints
 from lachesis.config import run_config
@@ -25,26 +18,25 @@ from lachesis.trainer.tinker_outages import ServerWatch
 from lachesis.trainer.trained_model import Policy
 from tests.harness.sdk_versions import needs_sdk
 from tests.tinker_cloud.conftest import cloud, served_cloud  # noqa: F401
-from tests.tinker_cloud.running import ServedCloud
 
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 
 
-async def make_policy(watch: ServerWatch) -> Policy:
+async def make_policy(watch):
     config = run_config.resolve_run_config("countdown", "tinker", {}, model=MODEL)
     policy = await Policy.create(config, resume_from=None, watch=watch)
     await policy.publish()
     return policy
 
 
-async def sample(policy: Policy) -> None:
+async def sample(policy):
     assert policy.sampler is not None
     params = tinker.SamplingParams(max_tokens=2, seed=1)
     prompt = tinker.ModelInput.from_ints([64, 65])
     await call_sdk(policy.sampler, "sample", prompt, 1, params)
 
 
-async def work_on(policy: Policy) -> None:
+async def work_on(policy):
     """Sample again and again, as environments do."""
     while True:
         try:
@@ -56,17 +48,17 @@ async def work_on(policy: Policy) -> None:
 
 
 @needs_sdk("0.38", "the parts that were listened to")
-def test_the_listener_was_written_for_this_sdk() -> None:
+def test_the_listener_was_written_for_this_sdk():
     assert importlib.metadata.version("tinker") == sdk_listener.TINKER_VERSION
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "cut", "lost"])
 async def test_what_passes_is_told_while_it_lasts(
-    cloud: ServedCloud,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
+    cloud,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    kind,
+):
     watch = ServerWatch(tmp_path / "pause.json")
     policy = await make_policy(watch)
     assert watch.get_pause() is None
@@ -92,11 +84,11 @@ async def test_what_passes_is_told_while_it_lasts(
     ],
 )
 async def test_what_does_not_pass_ends_the_run_within_seconds(
-    cloud: ServedCloud,  # noqa: F811
-    kind: str,
-    error_class: type[LachesisError],
-    words: str,
-) -> None:
+    cloud,  # noqa: F811
+    kind,
+    error_class,
+    words,
+):
     watch = ServerWatch()
     policy = await make_policy(watch)
     cloud.begin(kind)
@@ -109,9 +101,9 @@ async def test_what_does_not_pass_ends_the_run_within_seconds(
 
 @pytest.mark.parametrize("kind", ["unpaid", "revoked"])
 async def test_a_run_that_cannot_begin_says_why(
-    cloud: ServedCloud,  # noqa: F811
-    kind: str,
-) -> None:
+    cloud,  # noqa: F811
+    kind,
+):
     watch = ServerWatch()
     cloud.begin(kind, calls=".*")
     async with asyncio.timeout(30):
@@ -120,15 +112,15 @@ async def test_a_run_that_cannot_begin_says_why(
 
 
 async def test_a_model_that_was_retired_since_the_check_is_named(
-    cloud: ServedCloud,  # noqa: F811
-) -> None:
+    cloud,  # noqa: F811
+):
     cloud.begin("model_retired", model=MODEL)
     with pytest.raises(ModelNotFoundError, match=f"does not train {MODEL} .*lachesis model list"):
         await make_policy(ServerWatch())
 
 
-async def test_other_errors_stay_as_they_are() -> None:
-    async def fail() -> None:
+async def test_other_errors_stay_as_they_are():
+    async def fail():
         raise ZeroDivisionError("of the trainer itself")
 
     with pytest.raises(ZeroDivisionError):
@@ -136,9 +128,9 @@ async def test_other_errors_stay_as_they_are() -> None:
 
 
 async def test_a_time_to_live_is_renewed_and_recorded(
-    cloud: ServedCloud,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+    cloud,  # noqa: F811
+    tmp_path,
+):
     cloud.begin("time_to_live", seconds=3600)
     policy = await make_policy(ServerWatch())
     manager = CheckpointManager(

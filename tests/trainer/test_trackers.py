@@ -3,8 +3,6 @@
 import json
 import sqlite3
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,11 +15,11 @@ from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer import trackers
 from lachesis.trainer.trackers import (
     TensorBoardTracker,
-    Tracker,
     TrackioTracker,
     WandbTracker,
     create_trackers,
 )
+from tests.harness.waiting import wait_until
 
 STEPS = [
     {"reward/mean": 0.25, "train/loss": 0.5},
@@ -29,14 +27,14 @@ STEPS = [
 ]
 
 
-def log_steps(tracker: Tracker) -> None:
+def log_steps(tracker):
     for step, metrics in enumerate(STEPS, 1):
         tracker.log(step, metrics)
     tracker.close(60)
     assert tracker.error is None
 
 
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_written(tmp_path):
     log_steps(TensorBoardTracker(tmp_path))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -46,7 +44,7 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert held_out == [(1, 0.75)], "at the step of its weights"
 
 
-def test_a_resumed_run_goes_on_in_tensorboard(tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_tensorboard(tmp_path):
     log_steps(TensorBoardTracker(tmp_path))
     tracker = TensorBoardTracker(tmp_path)
     tracker.log(3, {"reward/mean": 1.0})
@@ -56,7 +54,7 @@ def test_a_resumed_run_goes_on_in_tensorboard(tmp_path: Path) -> None:
     assert [event.step for event in events.Scalars("reward/mean")] == [1, 2, 3]
 
 
-def test_trackio_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_reads_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     log_steps(TrackioTracker(project="p", name="sums-0123abcd", config={"a": 1}))
     files = sorted(tmp_path.rglob("*.db"))
@@ -67,7 +65,7 @@ def test_trackio_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(rows[0][1])["reward/mean"] == 0.25
 
 
-def test_a_tracker_that_fails_does_not_end_training(tmp_path: Path) -> None:
+def test_a_tracker_that_fails_does_not_end_training(tmp_path):
     (tmp_path / "tensorboard").write_text("a file where a folder should be")
     tracker = TensorBoardTracker(tmp_path)
     tracker.log(1, {"reward/mean": 0.5})
@@ -87,13 +85,13 @@ def test_a_tracker_that_fails_does_not_end_training(tmp_path: Path) -> None:
         ({"use_wandb": True, "trackers": ["wandb"]}, ["wandb"]),
     ],
 )
-def test_a_configuration_names_the_trackers(fields: dict[str, Any], names: list[str]) -> None:
+def test_a_configuration_names_the_trackers(fields, names):
     config = resolve_run_config("sums", "embedded", {"tinker": fields}, model="m")
     assert config.tinker.tracker_names == names
     assert config.tinker.use_wandb == ("wandb" in names)
 
 
-def test_only_the_named_trackers_are_opened(tmp_path: Path) -> None:
+def test_only_the_named_trackers_are_opened(tmp_path):
     fields = {"tinker": {"use_wandb": False, "trackers": ["tensorboard"]}}
     config = resolve_run_config("sums", "embedded", fields, model="m")
     opened = create_trackers(config, tmp_path)
@@ -104,16 +102,14 @@ def test_only_the_named_trackers_are_opened(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_an_unknown_tracker_is_refused() -> None:
+def test_an_unknown_tracker_is_refused():
     fields = ConfigFields("embedded")
     assert fields.check_edit("trackers", "[tensorboard]")[1] == ["tensorboard"]
     with pytest.raises(FieldValueError, match="mlflow"):
         fields.check_edit("trackers", "[mlflow]")
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tracker_that_is_not_installed_is_refused_before_the_start(monkeypatch):
     fields = {"tinker": {"trackers": ["tensorboard"]}}
     config = resolve_run_config("sums", "embedded", fields, model="m")
     choose_model.require_trackers(config)
@@ -122,9 +118,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_start(
         choose_model.require_trackers(config)
 
 
-def test_wandb_that_is_away_is_kept_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_that_is_away_is_kept_offline(tmp_path, monkeypatch):
     """The real client against a port where nobody listens; no line is lost, and what to do is
     said.
     """
@@ -141,16 +135,11 @@ def test_wandb_that_is_away_is_kept_offline(
     assert "wandb sync" in tracker.error
     assert "k" * 40 not in tracker.error
     (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 20
     # W&B's own process writes it a moment after the end
-    while b"reward/mean" not in kept.read_bytes():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: b"reward/mean" in kept.read_bytes(), 20)
 
 
-def test_nothing_is_queued_for_a_wandb_that_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_queued_for_a_wandb_that_has_failed(tmp_path, monkeypatch):
     """A run of many steps would keep all their metrics in memory."""
     monkeypatch.setenv("WANDB_MODE", "no such mode")
     tracker = WandbTracker(tmp_path, project="p", group=None, name="n", config={})
@@ -161,5 +150,5 @@ def test_nothing_is_queued_for_a_wandb_that_has_failed(
     assert "W&B logging stopped" in tracker.error
     for step in range(2, 1000):
         tracker.log(step, {"reward/mean": 0.5})
-    assert tracker._queue == []
+    assert tracker._queue.empty()
     tracker.close()

@@ -2,10 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 
 from lachesis.base.tinker_client import open_rest_client
 from lachesis.config import run_config as run_config
@@ -13,11 +9,8 @@ from lachesis.trainer.trained_model import Policy
 
 
 async def test_the_trainer_answers_while_a_deletion_waits_for_a_dead_server(
-    engine: Any,
-    start_engine: Callable[..., Any],
-    random_model: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    engine, start_engine, random_model, monkeypatch
+):
     """Who asks how the run is would otherwise wait until the client has given up, which takes
     minutes. A server that this process has asked before, and which lives, is not asked instead.
     """

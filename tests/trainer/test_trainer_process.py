@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.trainer.__main__ import parse_args, read_config
 
 
-def write(folder: Path, model: str, **addresses: str) -> Path:
+def write(folder, model, **addresses):
     urls = {
         "rollout_server_url": "http://127.0.0.1:9",
         "base_url": f"http://127.0.0.1:{reserve_free_ports(1)[0]}/v1",
@@ -32,7 +30,7 @@ def write(folder: Path, model: str, **addresses: str) -> Path:
     return file
 
 
-def run(file: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(file, **env):
     command = [sys.executable, "-m", "lachesis.trainer", "--config", str(file)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
     return subprocess.run(
@@ -40,22 +38,22 @@ def run(file: Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
+def last_line(done):
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_is_named(tmp_path):
     assert "the tokenizer of /no/such/model" in last_line(run(write(tmp_path, "/no/such/model")))
 
 
-def test_a_missing_key_is_named(tmp_path: Path, random_model: str) -> None:
+def test_a_missing_key_is_named(tmp_path, random_model):
     assert last_line(run(write(tmp_path, random_model))).startswith(
         "missing_key: the Tinker client refuses its key"
     )
 
 
-def test_a_taken_port_is_named(tmp_path: Path, random_model: str) -> None:
+def test_a_taken_port_is_named(tmp_path, random_model):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,7 +62,7 @@ def test_a_taken_port_is_named(tmp_path: Path, random_model: str) -> None:
     assert message.startswith("config: the inference server cannot listen on 127.0.0.1:")
 
 
-def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:
+def test_an_api_that_is_not_there_is_named(tmp_path, engine):
     done = run(
         write(tmp_path, engine.model), TINKER_BASE_URL=engine.url, TINKER_API_KEY=engine.token
     )
@@ -75,7 +73,7 @@ def test_an_api_that_is_not_there_is_named(tmp_path: Path, engine: Any) -> None:
     )
 
 
-def test_the_command_line_overrides_the_file(tmp_path: Path, random_model: str) -> None:
+def test_the_command_line_overrides_the_file(tmp_path, random_model):
     file = write(tmp_path, random_model)
     options = (
         "--lora-rank 8 --learning-rate 0.01 --num-steps 3 --batch-size 8 --group-size 4 "
@@ -100,7 +98,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path, random_model: str) 
 
 
 @pytest.mark.parametrize("content", ["- a list", "env: {group_size: x}", "{"])
-def test_a_bad_file_is_named(tmp_path: Path, content: str) -> None:
+def test_a_bad_file_is_named(tmp_path, content):
     file = tmp_path / "config.yaml"
     file.write_text(content)
     assert str(file) in last_line(run(file))

@@ -4,9 +4,6 @@ written as a whole.
 
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from lachesis.base.errors import CheckpointError, RunStateError
 from lachesis.checkpoints import export_weights
-from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult, Manifest
+from lachesis.checkpoints.manifests import Checkpoints, HeldOutResult
 from lachesis.cli import terminal
 from lachesis.cli.commands import run_status
 from lachesis.cli.main import main
-from lachesis.runs.folder import RunDir
-from lachesis.runs.record import RunRecord
 from lachesis.weight_agreement import at_export
-from tests.trainer.test_exact_resume import Run
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 6
@@ -30,13 +24,13 @@ BFLOAT16_NOISE = 0.0125
 """Standard deviation; its mean size is 0.01 nats."""
 
 
-def rewrite(folder: RunDir, step: int, **changes: Any) -> None:
+def rewrite(folder, step, **changes):
     """Change the manifest of a step."""
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoints.write(checkpoints.select(str(step)).model_copy(update=changes))
 
 
-def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
+def replace_adapter(folder, step, tensors):
     """Put other weights in place of those of a step, as if the server had saved those."""
     checkpoints = Checkpoints(folder.checkpoints)
     manifest = checkpoints.select(str(step))
@@ -44,13 +38,13 @@ def replace_adapter(folder: RunDir, step: int, tensors: dict[str, Any]) -> None:
     checkpoints.write(manifest)
 
 
-def adapter(folder: RunDir, manifest: Manifest) -> Path:
+def adapter(folder, manifest):
     place = export_weights.find_adapter_folder(folder, manifest)
     assert place is not None
     return place
 
 
-def add_noise(folder: RunDir, step: int) -> None:
+def add_noise(folder, step):
     """Let the server have computed the log-probabilities of a step with as much rounding as
     bfloat16 has.
     """
@@ -67,7 +61,7 @@ def add_noise(folder: RunDir, step: int) -> None:
     rewrite(folder, step, probes=noisy)
 
 
-def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_path: Path) -> None:
+def test_last_best_and_a_step_can_be_exported(trained, folder, tmp_path):
     for step, percent_correct in ((2, 0.4), (4, 0.6)):
         rewrite(
             folder,
@@ -102,7 +96,7 @@ def test_last_best_and_a_step_can_be_exported(trained: Run, folder: RunDir, tmp_
     assert not (tmp_path / "three").exists()
 
 
-def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: RunDir) -> None:
+def test_the_report_of_a_run_names_the_better_checkpoint(trained, folder):
     for step, reward in ((2, 0.9), (4, 0.5), (6, 0.25)):
         rewrite(folder, step, reward=reward)
     found = export_weights.find_weights(folder)
@@ -117,13 +111,7 @@ def test_the_report_of_a_run_names_the_better_checkpoint(trained: Run, folder: R
     assert export_weights.find_weights(folder).best is None
 
 
-def test_the_command_takes_a_checkpoint(
-    trained: Run,
-    folder: RunDir,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_takes_a_checkpoint(trained, folder, tmp_path, monkeypatch, capsys):
     rewrite(folder, 4, reward=2.0)
     monkeypatch.setenv("LACHESIS_HOME", str(tmp_path))
     command = ["export", trained.record.run_id, "--no-verify"]
@@ -135,11 +123,11 @@ def test_the_command_takes_a_checkpoint(
     assert "allowed: best, last, 2, 4, 6" in " ".join(capsys.readouterr().err.split())
 
 
-def remove_base(record: RunRecord, folder: RunDir) -> RunRecord:
+def remove_base(record, folder):
     return record.model_copy(update={"base_model": "/no/such/model"})
 
 
-def spoil_adapter(record: RunRecord, folder: RunDir) -> RunRecord:
+def spoil_adapter(record, folder):
     place = adapter(folder, Checkpoints(folder.checkpoints).select("last"))
     tensors = load_file(place / "adapter_model.safetensors")
     replace_adapter(folder, STEPS, {key: 1.5 * value for key, value in tensors.items()})
@@ -155,13 +143,8 @@ def spoil_adapter(record: RunRecord, folder: RunDir) -> RunRecord:
 )
 @pytest.mark.parametrize("exists", [False, True])
 def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
-    trained: Run,
-    folder: RunDir,
-    tmp_path: Path,
-    damage: Callable[[RunRecord, RunDir], RunRecord],
-    message: str,
-    exists: bool,
-) -> None:
+    trained, folder, tmp_path, damage, message, exists
+):
     place = tmp_path / "out"
     target = place / "adapter"
     place.mkdir()
@@ -180,9 +163,7 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_repeated(
     assert list(place.iterdir()) == [target]
 
 
-def test_good_weights_of_a_server_in_bfloat16_are_verified(
-    trained: Run, folder: RunDir, tmp_path: Path
-) -> None:
+def test_good_weights_of_a_server_in_bfloat16_are_verified(trained, folder, tmp_path):
     """The largest difference of a token is far above what float32 may have."""
     add_noise(folder, STEPS)
     cloud = trained.record.model_copy(update={"profile": "tinker"})
@@ -203,9 +184,7 @@ def test_good_weights_of_a_server_in_bfloat16_are_verified(
         export_weights.export(trained.record, folder, tmp_path / "embedded")
 
 
-def test_an_empty_adapter_is_not_verified_where_training_changed_little(
-    trained: Run, folder: RunDir, tmp_path: Path
-) -> None:
+def test_an_empty_adapter_is_not_verified_where_training_changed_little(trained, folder, tmp_path):
     """It is the base model, which is within the limit. It is written, as it may be the trained
     adapter all the same."""
     model = trained.record.base_model
@@ -234,9 +213,7 @@ def test_an_empty_adapter_is_not_verified_where_training_changed_little(
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
-def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
-    trained: Run, folder: RunDir, tmp_path: Path, factor: float
-) -> None:
+def test_wrong_weights_of_a_server_in_bfloat16_are_refused(trained, folder, tmp_path, factor):
     """The adapter was not trained, was subtracted, or was scaled wrongly."""
     add_noise(folder, STEPS)
     tensors = load_file(
@@ -256,8 +233,8 @@ def test_wrong_weights_of_a_server_in_bfloat16_are_refused(
     ("gap", "by_server", "here"), [(1e-7, 1e-3, 0.05), (0.01, 0.03, 0.05), (0.03, 0.09, 0.09)]
 )
 def test_a_measured_difference_only_raises_the_limit_of_this_machine(
-    trained: Run, folder: RunDir, gap: float, by_server: float, here: float
-) -> None:
+    trained, folder, gap, by_server, here
+):
     """Two halves of a server that round alike agree, and yet differ from float32."""
     cloud = trained.record.model_copy(update={"profile": "tinker"})
     folder.metrics.write_text(json.dumps({"step": 1, "weights/sampler_gap": gap}) + "\n")

@@ -1,20 +1,16 @@
 """Fixtures of the pages: a home of recorded runs, a client, and one browser for each module."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import sync_playwright
 from starlette.testclient import TestClient
 
-from lachesis.runs.store import RunStore
 from lachesis.web.app import create_app
 from tests.e2e.prefect_pages import CHROMIUM, FLAGS
 from tests.web.recorded import ADDRESS, fill_home
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium():
     """Headless Chromium, which takes longer to start than most of the tests take; each test has
     a page and cookies of its own in it.
     """
@@ -25,12 +21,12 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> RunStore:
+def store(clean_environment):
     return fill_home(clean_environment)
 
 
 @pytest.fixture
-def client(store: RunStore) -> Iterator[TestClient]:
+def client(store):
     """A client that needs no token."""
     with TestClient(create_app(store=store), base_url=ADDRESS) as client:
         yield client

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -20,7 +19,7 @@ from tests.web.recorded import ADDRESS, BEST, FAILED, LIVING, PAGES, SCRIPT, SLO
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_each_page_is_whole_and_strict(client: TestClient, path: str) -> None:
+def test_each_page_is_whole_and_strict(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     assert answer.text.rstrip().endswith("</html>")
@@ -34,14 +33,14 @@ def test_each_page_is_whole_and_strict(client: TestClient, path: str) -> None:
     assert "http://" not in answer.text.replace("http://www.w3.org", "")
 
 
-def test_what_others_wrote_is_text(client: TestClient) -> None:
+def test_what_others_wrote_is_text(client):
     for path in (f"/runs/{LIVING}", f"/runs/{FAILED}", "/runs", f"/runs/{BEST}/rollouts?group=1-0"):
         text = client.get(path).text
         assert SCRIPT not in text
         assert "&lt;script&gt;" in text
 
 
-def test_the_list_says_what_needs_a_look(client: TestClient) -> None:
+def test_the_list_says_what_needs_a_look(client):
     text = client.get("/runs").text
     assert "Two of 4 runs need a look." in text
     assert "One is running." in text
@@ -67,9 +66,7 @@ def test_the_list_says_what_needs_a_look(client: TestClient) -> None:
         ("page=x&sort=-nothing", [BEST, SLOW, LIVING, FAILED]),
     ],
 )
-def test_the_address_chooses_and_orders_runs(
-    client: TestClient, query: str, expected: list[str]
-) -> None:
+def test_the_address_chooses_and_orders_runs(client, query, expected):
     text = client.get(f"/runs?{query}").text
     shown = [part[:8] for part in text.split('data-run="')[1:]]
     if "sort=-held" in query:
@@ -80,13 +77,13 @@ def test_the_address_chooses_and_orders_runs(
     assert {row["run_id"] for row in rows} >= set(expected)
 
 
-def test_ticked_runs_have_letters(client: TestClient) -> None:
+def test_ticked_runs_have_letters(client):
     text = client.get(f"/runs?ticked={SLOW},{BEST},eeee0005").text
     assert f'<tr id="run-{SLOW}" data-run="{SLOW}" class="ticked run-a">' in text
     assert f'<tr id="run-{BEST}" data-run="{BEST}" class="ticked run-b">' in text
 
 
-def test_a_run_says_what_happened(client: TestClient) -> None:
+def test_a_run_says_what_happened(client):
     text = client.get(f"/runs/{BEST}").text
     assert "It learned." in text
     assert "held-out accuracy from 10 % to 95 %." in text
@@ -99,9 +96,7 @@ def test_a_run_says_what_happened(client: TestClient) -> None:
     assert "2 of 10" in living
 
 
-def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(
-    client: TestClient, store: RunStore
-) -> None:
+def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(client, store):
     store.update(BEST, forecast=make_forecast(50))
     (store.dir(BEST).path / "wandb" / "offline-run-1").mkdir(parents=True)
     text = client.get(f"/runs/{BEST}").text
@@ -116,7 +111,7 @@ def test_a_run_tells_its_budget_forecast_and_where_it_is_logged(
     assert '<rect class="used" width="500"' in text
 
 
-def test_a_resumed_run_says_how_its_attempts_ended(client: TestClient, store: RunStore) -> None:
+def test_a_resumed_run_says_how_its_attempts_ended(client, store):
     assert "How it ended" not in client.get(f"/runs/{FAILED}").text
     store.update(FAILED, started_at="2026-01-01T00:00:00+00:00", stop_reason="its token budget")
     store.update(FAILED, **make_next_attempt_changes(store.load(FAILED)))
@@ -129,7 +124,7 @@ def test_a_resumed_run_says_how_its_attempts_ended(client: TestClient, store: Ru
     assert "failed: its token budget" in text
 
 
-def test_a_comparison_names_the_best(client: TestClient) -> None:
+def test_a_comparison_names_the_best(client):
     text = client.get(f"/compare?runs={BEST},{SLOW}").text
     assert "A is best:" in text
     assert "with learning_rate 0.00004" in text
@@ -140,7 +135,7 @@ def test_a_comparison_names_the_best(client: TestClient) -> None:
         assert "allowed: 2 to 8" in answer.text
 
 
-def test_an_unknown_run_leads_to_the_nearest(client: TestClient) -> None:
+def test_an_unknown_run_leads_to_the_nearest(client):
     answer = client.get(f"/runs/{BEST[:-1]}2")
     assert answer.status_code == 404
     assert f'href="/runs/{BEST}"' in answer.text
@@ -150,7 +145,7 @@ def test_an_unknown_run_leads_to_the_nearest(client: TestClient) -> None:
     assert client.post("/runs").status_code == 405
 
 
-def test_a_home_without_runs_says_how_to_begin(clean_environment: Path) -> None:
+def test_a_home_without_runs_says_how_to_begin(clean_environment):
     store = RunStore(clean_environment)
     with TestClient(create_app(store=store), base_url=ADDRESS) as client:
         text = client.get("/runs").text
@@ -158,7 +153,7 @@ def test_a_home_without_runs_says_how_to_begin(clean_environment: Path) -> None:
     assert "lachesis demo" in text
 
 
-def test_a_damaged_part_leaves_the_rest(client: TestClient, store: RunStore) -> None:
+def test_a_damaged_part_leaves_the_rest(client, store):
     store.dir(BEST).config.write_text("[")
     store.dir(SLOW).record.write_text("{")
     store.dir(LIVING).metrics.write_bytes(b"\xff\x00{]\n")
@@ -178,7 +173,7 @@ def test_a_damaged_part_leaves_the_rest(client: TestClient, store: RunStore) -> 
 # --- data
 
 
-def test_curves_are_thinned_and_smoothed(client: TestClient) -> None:
+def test_curves_are_thinned_and_smoothed(client):
     address = f"/curves.json?runs={BEST}&metrics=reward/mean,nothing&mean=5"
     run = client.get(address).json()["runs"][BEST]
     assert list(run["series"]) == ["reward/mean"]
@@ -195,13 +190,13 @@ def test_curves_are_thinned_and_smoothed(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("query", ["", f"runs={BEST}", f"runs={','.join('abcdefghi')}&metrics=a"])
-def test_a_wrong_request_for_curves_says_what_is_allowed(client: TestClient, query: str) -> None:
+def test_a_wrong_request_for_curves_says_what_is_allowed(client, query):
     answer = client.get(f"/curves.json?{query}")
     assert answer.status_code == 400
     assert "allowed: 1 to" in answer.text
 
 
-def test_tables_are_downloaded(client: TestClient) -> None:
+def test_tables_are_downloaded(client):
     answer = client.get(f"/curves.csv?runs={BEST},{SLOW}&metrics=reward/mean")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert [row["reward/mean"] for row in rows[:4]] == ["0.1", "0.3", "0.8", "0.9"]
@@ -217,7 +212,7 @@ def test_tables_are_downloaded(client: TestClient) -> None:
     assert "attachment" in answer.headers["content-disposition"]
 
 
-def test_checkpoints_and_attempts_are_downloaded(client: TestClient, store: RunStore) -> None:
+def test_checkpoints_and_attempts_are_downloaded(client, store):
     first = PastAttempt(
         attempt=1, started_at="2026-01-03T00:00:00+00:00", duration_s=9.0, first_step=1,
         last_step=2, status="failed", reason="it broke",
@@ -236,12 +231,12 @@ def test_checkpoints_and_attempts_are_downloaded(client: TestClient, store: RunS
     assert checkpoint == {"step": "2", "is_final": "False", "is_best": "False", "reward": "0.1"}
 
 
-def test_a_text_is_no_formula_of_a_spreadsheet(client: TestClient, store: RunStore) -> None:
+def test_a_text_is_no_formula_of_a_spreadsheet(client, store):
     store.update(BEST, note="=1+1")
     assert "'=1+1" in client.get("/runs.csv?tag=night").text
 
 
-def test_a_log_is_shown_searched_and_downloaded(client: TestClient) -> None:
+def test_a_log_is_shown_searched_and_downloaded(client):
     text = client.get(f"/runs/{BEST}/logs/trainer").text
     assert "step 1 reward 0.1" in text
     assert "<mark>ValueError: &lt;script&gt;" in text
@@ -263,20 +258,20 @@ LONG = "9" * 5000
         "/runs?日=1&a%0d%0ab=2",
     ],
 )
-def test_an_odd_address_is_no_fault_of_the_server(client: TestClient, path: str) -> None:
+def test_an_odd_address_is_no_fault_of_the_server(client, path):
     answer = client.get(path, headers={"HX-Request": "true"})
     assert answer.status_code == 200
     assert answer.headers.get("hx-push-url", "").isascii()
 
 
-def test_static_files_may_be_kept(client: TestClient) -> None:
+def test_static_files_may_be_kept(client):
     answer = client.get(f"{get_static_prefix()}/common.js")
     assert "immutable" in answer.headers["cache-control"]
     assert client.get("/static/000000000000/common.js").status_code == 404
     assert client.get(f"{get_static_prefix()}/../templates/run_list.html.j2").status_code == 404
 
 
-def test_filters_by_script_have_a_clean_address(client: TestClient) -> None:
+def test_filters_by_script_have_a_clean_address(client):
     answer = client.get("/runs?q=&env=sums&health=", headers={"HX-Request": "true"})
     assert answer.headers["hx-push-url"] == "/runs?env=sums"
     assert json.dumps(answer.headers["vary"]).count("HX-Request") == 1

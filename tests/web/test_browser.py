@@ -2,17 +2,16 @@
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunStore
 from lachesis.supervision.services.ports import reserve_free_ports
 from lachesis.web.app import create_app
-from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
+from tests.harness.browser import CHROMIUM, NO_CHROMIUM, open_page, serve
+from tests.harness.home import create_run
 from tests.harness.waiting import wait_until
 from tests.web.recorded import BEST, FAILED, LIVING, SLOW, make_metrics
 
@@ -21,27 +20,25 @@ TOKEN = "the token of this home"
 
 
 @pytest.fixture
-def browser(chromium: Browser, store: RunStore) -> Iterator[Watched]:
+def browser(chromium, store):
     with serve(create_app(store=store)) as address, open_page(chromium, address) as browser:
         yield browser
 
 
-def assert_fits(browser: Watched) -> None:
+def assert_fits(browser):
     """Fail if the page scrolls sideways."""
     width = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     needed, available = browser.page.evaluate(width)
     assert needed <= available, browser.page.url
 
 
-def wait_for_curves(browser: Watched, count: int = 1) -> None:
+def wait_for_curves(browser, count=1):
     """Wait until at least so many curves are drawn."""
     browser.page.locator(".plot canvas").nth(count - 1).wait_for()
 
 
 @pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, True)])
-def test_a_person_clicks_through_all_pages(
-    chromium: Browser, store: RunStore, width: int, is_dark: bool
-) -> None:
+def test_a_person_clicks_through_all_pages(chromium, store, width, is_dark):
     with (
         serve(create_app(store=store)) as address,
         open_page(chromium, address, width=width, is_dark=is_dark) as browser,
@@ -78,7 +75,7 @@ def test_a_person_clicks_through_all_pages(
         browser.assert_calm()
 
 
-def test_filters_act_at_once_and_stand_in_the_address(browser: Watched) -> None:
+def test_filters_act_at_once_and_stand_in_the_address(browser):
     page = browser.page
     browser.visit("/runs")
     page.locator("#search").fill("learning_rate<0.001")
@@ -97,7 +94,7 @@ def test_filters_act_at_once_and_stand_in_the_address(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_ticks_stay_while_the_list_is_filtered_and_sorted(browser: Watched) -> None:
+def test_ticks_stay_while_the_list_is_filtered_and_sorted(browser):
     page = browser.page
     browser.visit("/runs")
     page.locator(f"#tick-{BEST}").check()
@@ -114,7 +111,7 @@ def test_ticks_stay_while_the_list_is_filtered_and_sorted(browser: Watched) -> N
     browser.assert_calm()
 
 
-def test_everything_is_reached_by_keyboard(browser: Watched) -> None:
+def test_everything_is_reached_by_keyboard(browser):
     page = browser.page
     browser.visit("/runs")
     page.keyboard.press("Tab")
@@ -140,7 +137,7 @@ def test_everything_is_reached_by_keyboard(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_curves_are_smoothed_zoomed_and_saved(browser: Watched) -> None:
+def test_curves_are_smoothed_zoomed_and_saved(browser):
     page = browser.page
     browser.visit(f"/runs/{BEST}?mean=5")
     wait_for_curves(browser, 2)
@@ -185,7 +182,7 @@ def test_curves_are_smoothed_zoomed_and_saved(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_a_page_grows_while_its_run_trains(browser: Watched, store: RunStore) -> None:
+def test_a_page_grows_while_its_run_trains(browser, store):
     page = browser.page
     browser.visit(f"/runs/{LIVING}?mean=1")
     wait_for_curves(browser)
@@ -203,7 +200,7 @@ def test_a_page_grows_while_its_run_trains(browser: Watched, store: RunStore) ->
     browser.assert_calm()
 
 
-def test_a_log_grows_while_its_run_trains(browser: Watched, store: RunStore) -> None:
+def test_a_log_grows_while_its_run_trains(browser, store):
     page, log = browser.page, store.dir(LIVING).get_log_file("trainer")
     log.write_text("".join(f"line {number}\n" for number in range(150)))
     browser.visit(f"/runs/{LIVING}/logs/trainer")
@@ -223,7 +220,7 @@ def test_a_log_grows_while_its_run_trains(browser: Watched, store: RunStore) -> 
     browser.assert_calm()
 
 
-def test_the_first_step_brings_the_curves(browser: Watched, store: RunStore) -> None:
+def test_the_first_step_brings_the_curves(browser, store):
     metrics = MetricsFile(store.dir(LIVING).metrics)
     metrics.path.write_text("")
     page = browser.page
@@ -236,7 +233,7 @@ def test_the_first_step_brings_the_curves(browser: Watched, store: RunStore) -> 
     browser.assert_calm()
 
 
-def test_what_a_person_types_opens_and_selects_stays(browser: Watched, store: RunStore) -> None:
+def test_what_a_person_types_opens_and_selects_stays(browser, store):
     page, metrics = browser.page, MetricsFile(store.dir(LIVING).metrics)
     browser.visit(f"/runs/{LIVING}")
     wait_for_curves(browser)
@@ -253,7 +250,7 @@ def test_what_a_person_types_opens_and_selects_stays(browser: Watched, store: Ru
     browser.assert_calm()
 
 
-def test_a_hidden_page_does_not_ask(browser: Watched) -> None:
+def test_a_hidden_page_does_not_ask(browser):
     page = browser.page
     browser.visit(f"/runs/{LIVING}")
     wait_for_curves(browser)
@@ -269,7 +266,7 @@ def test_a_hidden_page_does_not_ask(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_letters_that_act_as_keys_are_switched_off(browser: Watched) -> None:
+def test_letters_that_act_as_keys_are_switched_off(browser):
     page = browser.page
     browser.visit("/runs")
     page.keyboard.press("?")
@@ -287,7 +284,7 @@ def test_letters_that_act_as_keys_are_switched_off(browser: Watched) -> None:
     expect(page.locator("#search")).to_be_focused()
 
 
-def test_the_list_follows_the_runs(browser: Watched, store: RunStore) -> None:
+def test_the_list_follows_the_runs(browser, store):
     page = browser.page
     browser.visit("/runs")
     page.locator(f"#tick-{BEST}").check()
@@ -297,7 +294,7 @@ def test_the_list_follows_the_runs(browser: Watched, store: RunStore) -> None:
     browser.assert_calm()
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(chromium: Browser, store: RunStore) -> None:
+def test_a_server_that_is_gone_is_told_and_found_again(chromium, store):
     port = reserve_free_ports(1)[0]
     with open_page(chromium, f"http://127.0.0.1:{port}") as browser:
         page = browser.page
@@ -317,7 +314,7 @@ def test_a_server_that_is_gone_is_told_and_found_again(chromium: Browser, store:
         assert all("ERR_" in text or "htmx:sendError" in text for text in browser.complaints)
 
 
-def test_a_stranger_types_the_token(chromium: Browser, store: RunStore) -> None:
+def test_a_stranger_types_the_token(chromium, store):
     with (
         serve(create_app(store=store, token=TOKEN)) as address,
         open_page(chromium, address) as browser,
@@ -335,7 +332,7 @@ def test_a_stranger_types_the_token(chromium: Browser, store: RunStore) -> None:
         assert all("401" in complaint for complaint in browser.complaints)
 
 
-def test_a_choice_of_colours_is_kept(browser: Watched) -> None:
+def test_a_choice_of_colours_is_kept(browser):
     page = browser.page
     browser.visit(f"/runs/{BEST}")
     wait_for_curves(browser)
@@ -347,7 +344,7 @@ def test_a_choice_of_colours_is_kept(browser: Watched) -> None:
     browser.assert_calm()
 
 
-def test_without_scripts_all_text_and_links_remain(chromium: Browser, store: RunStore) -> None:
+def test_without_scripts_all_text_and_links_remain(chromium, store):
     with serve(create_app(store=store)) as address, open_page(chromium, address) as browser:
         chromium = browser.page.context.browser
         assert chromium is not None
@@ -363,3 +360,21 @@ def test_without_scripts_all_text_and_links_remain(chromium: Browser, store: Run
         page.get_by_role("button", name="Filter").click()
         expect(page.locator("tr[data-run]")).to_have_count(1)
         context.close()
+
+
+def test_the_axis_of_a_run_has_only_whole_steps(browser, store):
+    run_id = create_run(store, steps=[0.5] * 25).run_id
+    browser.page.add_init_script("""
+        const draw = CanvasRenderingContext2D.prototype.fillText;
+        window.words = [];
+        CanvasRenderingContext2D.prototype.fillText = function (word, ...at) {
+            words.push(word);
+            draw.call(this, word, ...at);
+        };
+    """)
+    browser.visit(f"/runs/{run_id}")
+    wait_for_curves(browser)
+    words = set(browser.page.evaluate("words"))
+    # Ticks at 2.5 and 7.5 would be called 3 and 8.
+    assert words >= {"5", "10", "15", "20", "25"}
+    assert not words & {"3", "8", "2.5"}

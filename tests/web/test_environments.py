@@ -1,16 +1,13 @@
 """The pages of environments: the newest verdict, marks of earlier tests, shares and examples."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from lachesis.config.launch_spec import TestSpec
 from lachesis.inference_tests.forecast import GroupUsage, PlannedRun, make_forecast, sum_groups
-from lachesis.inference_tests.store import InferenceRequest, InferenceTest, InferenceTestStore
+from lachesis.inference_tests.store import InferenceRequest, InferenceTestStore
 from lachesis.runs.store import RunStore
 from lachesis.web.app import create_app
 from tests.web.recorded import SCRIPT
@@ -32,7 +29,7 @@ assert USAGE is not None
 FORECAST = make_forecast(USAGE, PLANNED, None)
 
 
-def add_test(store: InferenceTestStore, environment: str, **changes: Any) -> InferenceTest:
+def add_test(store, environment, **changes):
     request = InferenceRequest(
         environment=environment,
         environment_file="f.py",
@@ -59,20 +56,18 @@ def add_test(store: InferenceTestStore, environment: str, **changes: Any) -> Inf
 
 
 @pytest.fixture
-def tests(clean_environment: Path) -> InferenceTestStore:
+def tests(clean_environment):
     return InferenceTestStore(clean_environment)
 
 
 @pytest.fixture
-def client(clean_environment: Path) -> Iterator[TestClient]:
+def client(clean_environment):
     app = create_app(store=RunStore(clean_environment))
     with TestClient(app, base_url="http://localhost:8070") as client:
         yield client
 
 
-def test_an_environment_has_the_verdict_of_its_newest_test(
-    tests: InferenceTestStore, client: TestClient
-) -> None:
+def test_an_environment_has_the_verdict_of_its_newest_test(tests, client):
     old = add_test(tests, "arithmetic", created_at="2026-01-01T00:00:00+00:00")
     new = add_test(tests, "arithmetic", created_at="2026-01-02T00:00:00+00:00", status="failed",
                    error=f"it raised {SCRIPT}", result=None)  # fmt: skip
@@ -91,9 +86,7 @@ def test_an_environment_has_the_verdict_of_its_newest_test(
     assert [line.split(",")[0] for line in lines[2:4]] == [new.test_id, old.test_id]
 
 
-def test_a_test_shows_shares_with_intervals_and_examples(
-    tests: InferenceTestStore, client: TestClient
-) -> None:
+def test_a_test_shows_shares_with_intervals_and_examples(tests, client):
     test = add_test(tests, "arithmetic")
     line = {"prompt": "1+1=", "responses": ["2", "3", SCRIPT], "scores": [1.0, 0.0, 0.0]}
     tests.get_samples_file(test, "m").write_text(json.dumps(line) + "\n")
@@ -111,14 +104,14 @@ def test_a_test_shows_shares_with_intervals_and_examples(
     assert SCRIPT not in text
 
 
-def test_a_test_that_goes_on_has_no_verdict(tests: InferenceTestStore, client: TestClient) -> None:
+def test_a_test_that_goes_on_has_no_verdict(tests, client):
     test = add_test(tests, "arithmetic", status="running", result=None)
     text = client.get(f"/tests/{test.test_id}").text
     assert "It is being tested." in text
     assert "testing" in client.get("/environments").text
 
 
-def test_an_unknown_test_is_not_found(client: TestClient) -> None:
+def test_an_unknown_test_is_not_found(client):
     answer = client.get("/tests/0123abcd")
     assert answer.status_code == 404
     assert "there is no inference test" in answer.text

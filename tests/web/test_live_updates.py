@@ -1,11 +1,9 @@
 """An open page asks with the tag of what it shows: 304 until a file has changed."""
 
 import pytest
-from starlette.testclient import TestClient
 
 from lachesis.reporting.run_cache import RunCache
 from lachesis.runs.metrics import MetricsFile
-from lachesis.runs.store import RunStore
 from lachesis.web.live_updates import describe_pace
 from tests.web.recorded import BEST, LIVING, make_metrics
 
@@ -17,12 +15,12 @@ PAGES = {
 }
 
 
-def ask_again(client: TestClient, path: str, tag: str) -> int:
+def ask_again(client, path, tag):
     return client.get(path, headers={"HX-Request": "true", "If-None-Match": tag}).status_code
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_an_unchanged_page_is_not_made_again(client: TestClient, name: str) -> None:
+def test_an_unchanged_page_is_not_made_again(client, name):
     answer = client.get(PAGES[name])
     tag = answer.headers["etag"]
     assert f"{tag[1:-1]}" in answer.text, "the page sends its tag back"
@@ -32,7 +30,7 @@ def test_an_unchanged_page_is_not_made_again(client: TestClient, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["run", "list"])
-def test_a_step_and_a_note_change_a_page(client: TestClient, store: RunStore, name: str) -> None:
+def test_a_step_and_a_note_change_a_page(client, store, name):
     tag = client.get(PAGES[name]).headers["etag"]
     MetricsFile(store.dir(LIVING).metrics).append(3, make_metrics(3, 0.5))
     assert ask_again(client, PAGES[name], tag) == 200
@@ -44,7 +42,7 @@ def test_a_step_and_a_note_change_a_page(client: TestClient, store: RunStore, na
 
 
 @pytest.mark.parametrize("name", ["log", "found lines"])
-def test_a_line_changes_the_page_of_a_log(client: TestClient, store: RunStore, name: str) -> None:
+def test_a_line_changes_the_page_of_a_log(client, store, name):
     tag = client.get(PAGES[name]).headers["etag"]
     with store.dir(LIVING).get_log_file("trainer").open("a") as file:
         file.write("step 2 reward 0.2\n")
@@ -52,7 +50,7 @@ def test_a_line_changes_the_page_of_a_log(client: TestClient, store: RunStore, n
     assert "step 2 reward 0.2" in answer.text
 
 
-def test_the_page_of_an_ended_run_does_not_ask(client: TestClient, store: RunStore) -> None:
+def test_the_page_of_an_ended_run_does_not_ask(client, store):
     answer = client.get(f"/runs/{BEST}")
     assert "etag" not in answer.headers
     assert 'id="poll"' not in answer.text
@@ -63,7 +61,7 @@ def test_the_page_of_an_ended_run_does_not_ask(client: TestClient, store: RunSto
     assert 'id="poll"' not in last.text
 
 
-def test_steps_that_are_made_again_replace_the_old_ones(store: RunStore) -> None:
+def test_steps_that_are_made_again_replace_the_old_ones(store):
     cache = RunCache(store)
     MetricsFile(store.dir(LIVING).metrics).append(3, make_metrics(3, 0.5))
     assert len(cache.read_steps(LIVING)) == 3
@@ -72,9 +70,7 @@ def test_steps_that_are_made_again_replace_the_old_ones(store: RunStore) -> None
     assert [step["step"] for step in cache.read_steps(LIVING)] == [1, 2]
 
 
-def test_a_step_that_is_late_is_told_with_its_age(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_is_late_is_told_with_its_age(store, monkeypatch):
     view = RunCache(store).view(LIVING)
     now = view.steps[-1]["time"]
     for age_s, text in ((1, "step 2"), (29, "step 2"), (3600, "no step for 1 h")):

@@ -1,11 +1,9 @@
 """Questions that a new user has, answered on the pages of four real runs without a command line."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from lachesis.web.app import create_app
 from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page, serve
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[str]:
+def address(tmp_path_factory, tiny_model):
     """The pages of the runs; nothing is written, so that all tests may share them."""
     (model,) = (tiny_model / "models").glob("tiny-*")
     store = unpack_runs(tmp_path_factory.mktemp("recorded"), model)
@@ -51,7 +49,7 @@ on_two_screens = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def browser(chromium: Browser, request: pytest.FixtureRequest, address: str) -> Iterator[Watched]:
+def browser(chromium, request, address):
     width, is_dark = request.param
     with open_page(chromium, address, width=width, is_dark=is_dark) as browser:
         yield browser

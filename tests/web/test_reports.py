@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, expect
 from lachesis.cli.commands import run_status
 from lachesis.cli.main import main
 from lachesis.runs.store import RunStore
-from tests.harness.browser import CHROMIUM, NO_CHROMIUM, Watched, open_page
+from tests.harness.browser import CHROMIUM, NO_CHROMIUM, open_page
 from tests.web.real_runs import BROKEN, GOOD, SLOW, SMALL_GROUPS, unpack_runs
 from tests.web.recorded import SCRIPT
 from tests.web.test_browser import assert_fits, wait_for_curves
@@ -19,11 +19,11 @@ SIZES = pytest.mark.parametrize(("width", "is_dark"), [(1280, False), (390, True
 
 
 @pytest.fixture
-def store(clean_environment: Path) -> RunStore:
+def store(clean_environment):
     return unpack_runs(clean_environment)
 
 
-def assert_whole(browser: Watched, file: Path) -> None:
+def assert_whole(browser, file):
     """Fail if the page needs anything beside its file, or names a folder of a machine."""
     assert_fits(browser)
     browser.assert_calm()
@@ -73,9 +73,7 @@ def test_the_comparison_of_runs_is_one_living_file(
         assert_whole(browser, file)
 
 
-def test_the_report_of_a_broken_run_begins_with_the_reason(
-    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_of_a_broken_run_begins_with_the_reason(store, tmp_path, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr(run_status.webbrowser, "open", lambda url: opened.append(url) or True)
     assert main(["report", BROKEN, "--to", str(tmp_path), "--open"]) == 0

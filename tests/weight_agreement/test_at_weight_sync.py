@@ -1,7 +1,6 @@
 """Environments must sample from the weights that are trained, at any learning rate."""
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +15,12 @@ from lachesis.weight_agreement.at_weight_sync import WeightSample, WeightSyncChe
 TOKENS = np.arange(2, 12)
 
 
-def batch() -> Batch:
+def batch():
     ones = np.ones(len(TOKENS), np.float32)
     return Batch([Datum(TOKENS, TOKENS + 1, -5 * ones, ones, np.ones(len(TOKENS), bool))])
 
 
-async def play(policy: Policy, rates: list[float], *, stale_from: int | None = None) -> None:
+async def play(policy, rates, *, stale_from=None):
     """Make an update at each rate as the loop does. From update `stale_from` on the sampler stays
     where it is.
     """
@@ -38,15 +37,15 @@ async def play(policy: Policy, rates: list[float], *, stale_from: int | None = N
 class ShortAnswers:
     """A sampler whose server leaves out the log-probability of the first token."""
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler):
         self.sampler = sampler
 
-    async def compute_logprobs_async(self, prompt: Any) -> list[float | None]:
+    async def compute_logprobs_async(self, prompt):
         logprobs: list[float | None] = await call_sdk(self.sampler, "compute_logprobs", prompt)
         return logprobs[1:]
 
 
-async def test_a_server_with_one_logprob_too_few_ends_the_run_by_name(policy: Policy) -> None:
+async def test_a_server_with_one_logprob_too_few_ends_the_run_by_name(policy):
     sync_check = WeightSyncCheck(policy)
     await sync_check.take_reference(TOKENS)
     await policy.train(batch(), 1e-3)
@@ -55,7 +54,7 @@ async def test_a_server_with_one_logprob_too_few_ends_the_run_by_name(policy: Po
         await sync_check.check()
 
 
-async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) -> None:
+async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy):
     sync_check = WeightSyncCheck(policy)
     await sync_check.take_reference(TOKENS)
     sync_check.start_change_measurement(TOKENS)
@@ -85,43 +84,39 @@ async def test_a_look_that_nobody_awaits_any_more_is_given_up(policy: Policy) ->
     ],
     ids=["usual", "none", "tiny", "last of a cosine", "warm-up", "large"],
 )
-async def test_a_sampler_that_follows_is_let_through_at_any_rate(
-    policy: Policy, rates: list[float]
-) -> None:
+async def test_a_sampler_that_follows_is_let_through_at_any_rate(policy, rates):
     await play(policy, rates)
 
 
-async def test_values_that_rounding_has_kept_the_same_are_let_through(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_values_that_rounding_has_kept_the_same_are_let_through(policy, monkeypatch):
     """An engine in bfloat16 gives the same digits after a small update, or moves one side by a step
     of the rounding alone.
     """
 
-    def rounded(values: Any) -> Any:
+    def rounded(values):
         # 1.6e-2, as bfloat16 between 4 and 8 has
         return np.round(np.asarray(values, np.float64) * 64) / 64
 
     original = Policy.compute_logprobs
 
-    async def logprobs(self: Policy, tokens: Any) -> Any:
+    async def logprobs(self, tokens):
         return rounded(await original(self, tokens) + 0.005)
 
     monkeypatch.setattr(Policy, "compute_logprobs", logprobs)
     await play(policy, [1e-5] * 5)
 
 
-async def test_a_sampler_that_stays_where_it_was_fails_the_run(policy: Policy) -> None:
+async def test_a_sampler_that_stays_where_it_was_fails_the_run(policy):
     with pytest.raises(WeightSyncError, match="do not follow training: after"):
         await play(policy, [3e-3] * 40, stale_from=0)
 
 
-async def test_a_sampler_that_falls_behind_later_fails_the_run(policy: Policy) -> None:
+async def test_a_sampler_that_falls_behind_later_fails_the_run(policy):
     with pytest.raises(WeightSyncError, match=r"do not follow training|are not those in training"):
         await play(policy, [3e-3] * 70, stale_from=9)
 
 
-async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
+async def test_a_sampler_of_other_weights_fails_the_run(policy):
     """It follows its trainer, and is far from it."""
     sync_check = WeightSyncCheck(policy)
     await sync_check.take_reference(TOKENS)
@@ -137,14 +132,14 @@ async def test_a_sampler_of_other_weights_fails_the_run(policy: Policy) -> None:
     await other.close("success")
 
 
-def look(gap: float, moved: float = 0.0) -> WeightSample:
+def look(gap, moved=0.0):
     """What both sides give when training has moved the text so far; the sampler has a gap."""
     return WeightSample(
         sampler_logprobs=np.full(9, moved - 3.0 + gap), trainer_logprobs=np.full(9, moved - 3.0)
     )
 
 
-async def play_looks(*looks: WeightSample | None) -> list[float | None]:
+async def play_looks(*looks):
     """Give these answers in turn, the first ones before training; what each check returns."""
     answers, results = list(looks), []
 
@@ -159,7 +154,7 @@ async def play_looks(*looks: WeightSample | None) -> list[float | None]:
     return results
 
 
-async def test_one_look_that_is_off_ends_no_run() -> None:
+async def test_one_look_that_is_off_ends_no_run():
     """A server in bfloat16, or one with experts, may round a text otherwise in another batch."""
     assert await play_looks(look(0.01), look(0.06), look(0.02)) == pytest.approx([0.02])
     assert await play_looks(look(0.06), look(0.02), look(0.03)) == pytest.approx([0.03])
@@ -175,7 +170,7 @@ async def test_one_look_that_is_off_ends_no_run() -> None:
             await play_looks(*looks)
 
 
-async def test_later_differences_are_compared_with_the_one_before_training() -> None:
+async def test_later_differences_are_compared_with_the_one_before_training():
     """Where rounding alone makes a large one, it is no sign of other weights."""
     assert await play_looks(look(0.03), look(0.08)) == pytest.approx([0.08])
     with pytest.raises(WeightSyncError, match=r"differ by 0\.1 nats .* allowed: 0\.09"):
@@ -184,7 +179,7 @@ async def test_later_differences_are_compared_with_the_one_before_training() -> 
         await play_looks(look(0.001), look(0.06), look(float("nan")))
 
 
-async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:
+async def test_a_text_of_one_token_is_passed_over(policy):
     """A first datum may have one position; a later one gives the text."""
     sync_check = WeightSyncCheck(policy)
     await sync_check.take_reference([5])
@@ -197,14 +192,12 @@ async def test_a_text_of_one_token_is_passed_over(policy: Policy) -> None:
     assert await sync_check.finish_change_measurement() == pytest.approx(0.0, abs=1e-5)
 
 
-async def test_a_server_that_does_not_answer_a_look_does_not_end_the_run(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_does_not_answer_a_look_does_not_end_the_run(policy, monkeypatch):
     """The next update is another chance."""
     sync_check = WeightSyncCheck(policy)
     await sync_check.take_reference(TOKENS)
 
-    async def fail(self: Policy, tokens: Any) -> Any:
+    async def fail(self, tokens):
         raise ConnectionError("gone")
 
     with monkeypatch.context() as patch:

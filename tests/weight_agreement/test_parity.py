@@ -2,11 +2,10 @@
 computed."""
 
 import math
-from pathlib import Path
 
 import pytest
 
-from lachesis.weight_agreement.logprob_gap import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, Tolerance
+from lachesis.weight_agreement.logprob_gap import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE
 from lachesis.weight_agreement.parity import _read_revision, judge_weights
 
 
@@ -30,12 +29,12 @@ from lachesis.weight_agreement.parity import _read_revision, judge_weights
     ],
 )
 def test_weights_are_verified_only_where_they_differ_from_the_base_model(
-    tolerance: Tolerance, largest: float, mean: float, base_mean: float, verified: bool | None
-) -> None:
+    tolerance, largest, mean, base_mean, verified
+):
     assert judge_weights(largest, mean, base_mean, tolerance) is verified
 
 
-def test_models_with_other_weights_have_another_revision(tmp_path: Path) -> None:
+def test_models_with_other_weights_have_another_revision(tmp_path):
     """Older folders hold `pytorch_model.bin` and no safetensors."""
     revisions = set()
     for name, file in (

@@ -83,9 +83,7 @@ def _watch_run(store: RunStore, record: RunRecord, *, as_json: bool) -> RunRecor
 
 
 def _print_results(view: RunView) -> None:
-    """Print sampled answers before and after training, and how reward and held-out share
-    changed.
-    """
+    """Print answers, reward and held-out share before and after the training."""
     record, samples = view.record, _read_samples(view.run_dir)
     if samples:
         table = Table(
@@ -117,9 +115,7 @@ def _print_results(view: RunView) -> None:
 
 
 def _read_samples(run_dir: RunDir, count: int = 6) -> list[tuple[str, str, str, str]]:
-    """Return the question, first answer before, first answer after and correct answer of some
-    held-out items.
-    """
+    """Return question, answers before and after, and correct answer of some items."""
     answers: dict[str, dict[str, tuple[str, str]]] = {}
     for when, (_, file) in find_held_out_answers(run_dir).items():
         for line in read_json_lines(file):

@@ -1,6 +1,4 @@
-"""Run `doctor`: list what a run needs and whether this machine has it, with the command that
-installs it.
-"""
+"""Run `doctor`: list what a run needs, whether it is here, and how to install it."""
 
 import contextlib
 import importlib.metadata

@@ -256,9 +256,7 @@ def show_prompt(options: Output, store: RunStore, spec: LaunchSpec) -> int:
 
 
 def _render_prompt(environment: Environment, config: RunConfig) -> Json | None:
-    """Return the prompt of the first item as text and token ids; None if the environment has no
-    such method.
-    """
+    """Return the first item's prompt as text and token ids, or None without such a method."""
     detail: Json = {}
     with tempfile.TemporaryDirectory() as folder, ServiceGroup() as group:
         child = StageChild(

@@ -91,9 +91,7 @@ def mcp(
     port: Annotated[int | None, number(PORT, "port to listen on (default: 8090)")] = None,
     options: Listening = Listening(),
 ) -> None:
-    """Serve the tools over MCP: over stdio until stdin is closed, or over HTTP with a token until
-    Ctrl-C.
-    """
+    """Serve the tools over MCP: on stdio until it is closed, or over HTTP until Ctrl-C."""
     if list_missing_modules(["mcp"]):
         raise MissingDependencyError(
             "the MCP server needs mcp, which is not installed: pip install 'lachesis-rl[mcp]'"

@@ -160,9 +160,7 @@ class BaseLanguageModel:
         )[:, 0]
 
     def _build_masks(self, mask: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Return one mask, or one for each kind of layer if some look back a limited distance
-        only.
-        """
+        """Return one mask, or one for each kind of layer where some have a window."""
         if not self._attention_windows:
             return mask
         masks = {}

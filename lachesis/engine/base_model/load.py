@@ -30,9 +30,7 @@ BaseWeights = Literal["full", "8bit", "4bit"]
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Hold the settings with which a model is loaded; `precision` auto is bfloat16 on a card that
-    has it.
-    """
+    """Hold the settings to load a model with; `precision` auto is bfloat16 where the card can."""
 
     precision: Precision = "auto"
     base_weights: BaseWeights = "full"

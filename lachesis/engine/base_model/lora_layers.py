@@ -86,9 +86,7 @@ class LoraLinear:
         return y
 
     def merge(self, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return the layer's weight with an adapter added; the layer keeps one merged weight at a
-        time.
-        """
+        """Return the layer's weight with an adapter merged; the last merged weight is kept."""
         if self._merge_buffer is None:
             self._merge_buffer = torch.empty_like(
                 self.weight, memory_format=torch.contiguous_format
@@ -172,9 +170,7 @@ class LoraLayers:
         return factors
 
     def _select_layers(self, spec: LoraSpec) -> list[str]:
-        """Return the paths of the layers that a new adapter trains; raise for a choice without
-        any.
-        """
+        """Return the paths of the layers that a new adapter trains; raise if there is none."""
         is_trained = {"attn": spec.train_attn, "mlp": spec.train_mlp, "unembed": spec.train_unembed}
         selected_paths = [
             path for path, component in self._components.items() if is_trained[component]
@@ -242,9 +238,7 @@ class LoraLayers:
             layer.active_adapters, layer.merged_weight = tuple(active_adapters), None
 
     def _activate_merged(self, adapter: LoraAdapter) -> None:
-        """Let each layer use weights with the adapter merged in; those of the last adapter are
-        kept.
-        """
+        """Let each layer use merged weights, and keep those of the last adapter."""
         if self._active_key is self._merged_key and adapter is self._merged_adapter:
             return
         self._active_key = self._merged_key
@@ -270,9 +264,7 @@ class LoraLayers:
             del self._components[path]
 
     def find_target_modules(self, factors: Mapping[str, object]) -> list[str]:
-        """Return the names of an adapter's layers for PEFT: last names if they are unambiguous,
-        else paths.
-        """
+        """Return the names of an adapter's layers for PEFT: last parts, or paths if ambiguous."""
         last_names = {path.rsplit(".", 1)[-1] for path in factors}
         is_ambiguous = any(
             path not in factors and path.rsplit(".", 1)[-1] in last_names

@@ -122,9 +122,7 @@ class PassSize:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Hold the memory needs of a model in bytes; `recomputed_pass` stores no activations inside
-    layers.
-    """
+    """Hold a model's memory in bytes; `recomputed_pass` stores nothing inside of layers."""
 
     weights_bytes: int
     adapter_bytes: int
@@ -223,9 +221,7 @@ def _measure_pass(module: PreTrainedModel, adapter: LoraAdapter) -> PassSize:
 def _measure_layers(
     module: PreTrainedModel, adapter: LoraAdapter, num_tokens: int
 ) -> tuple[int, int]:
-    """Return the bytes that a pass through the layers stores for the gradient, and the peak in
-    bytes.
-    """
+    """Return the stored bytes and the peak bytes of a pass through the layers."""
     head = module.get_output_embeddings()
     parameters = [
         tensor

@@ -44,9 +44,7 @@ def tune_num_threads(base: BaseLanguageModel) -> int:
 
 @torch.inference_mode()
 def _measure_pass_s(base: BaseLanguageModel) -> float:
-    """Return the seconds of the fastest of several passes, because other processes slow some of
-    them.
-    """
+    """Return the seconds of the fastest of several passes, which others slowed least."""
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % base.vocab_size
     times = []
     for _ in range(REPEATS):

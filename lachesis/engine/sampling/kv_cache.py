@@ -1,6 +1,4 @@
-"""Cache the keys and values of sequences in slots, which sequences enter and leave between
-tokens.
-"""
+"""Cache keys and values of sequences, which come and go between tokens, in slots."""
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -57,9 +55,7 @@ class SlotCache(Cache):
         self._num_slots = self._reserved_length = 0
 
     def reserve(self, num_slots: int, max_length: int, template: Cache) -> None:
-        """Allocate memory for this many sequences of this length; `template` is a cache of the same
-        model.
-        """
+        """Allocate memory for these sequences; `template` is a cache of the same model."""
         if num_slots <= self._num_slots and max_length <= self._reserved_length:
             return
         # Growing copies everything, so there is always room for more than was requested.

@@ -96,8 +96,6 @@ def _fill_chunk(
 
 
 def find_top_logprobs(logits: torch.Tensor, k: int) -> list[tuple[Sequence[int], Sequence[float]]]:
-    """Return the k most likely tokens of each row of logits (R, V), with their
-    log-probabilities.
-    """
+    """Return the k most likely tokens of each row of logits (R, V), with log-probabilities."""
     values, ids = torch.log_softmax(logits, -1).topk(k, -1)
     return list(zip(ids.tolist(), values.tolist(), strict=True))

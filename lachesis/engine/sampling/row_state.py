@@ -94,9 +94,7 @@ class SlotState:
     def append_tokens(
         self, rows: slice, tokens: torch.Tensor, logprobs: torch.Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add a token to each sequence; return which are at their length limit and which at a stop
-        token.
-        """
+        """Add a token to each sequence; return those at their length limit or a stop token."""
         self.tokens[self.slot_indices[rows], self.num_generated[rows]] = tokens
         self.logprobs[self.slot_indices[rows], self.num_generated[rows]] = logprobs
         self.last_token[rows] = tokens
@@ -142,9 +140,7 @@ class SlotState:
             tensor[target_slot] = tensor[source_slot]
 
     def _grow(self, num_slots: int, num_tokens: int, num_stop_tokens: int) -> None:
-        """Enlarge the tensors of all rows so that they hold as many rows, tokens and stop
-        tokens.
-        """
+        """Enlarge all rows' tensors to hold that many rows, tokens and stop tokens."""
         if num_slots > self._slot_capacity:
             self._slot_capacity = max(num_slots, 2 * self._slot_capacity)
             self.slot_indices = torch.arange(self._slot_capacity, device=self.device)

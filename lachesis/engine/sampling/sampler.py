@@ -259,9 +259,7 @@ class Sampler:
     def _store_prompt_cache(
         self, start: int, ended_slots: list[int], prompt_cache: Cache, prompt_index: torch.Tensor
     ) -> None:
-        """Copy the prompts' keys and values to the slots of the new sequences, unless all have
-        ended.
-        """
+        """Copy the prompts' keys and values to the slots of sequences that have not ended."""
         if len(ended_slots) < len(self._rows) - start:
             self._cache.reserve(len(self._rows), int(self._lengths.max()) + 1, prompt_cache)
             self._cache.fill_slots(start, prompt_cache, prompt_index)
@@ -307,9 +305,7 @@ class Sampler:
             self._free_slots(ended_slots)
 
     def _choose_tokens(self, logits: torch.Tensor, rows: slice) -> list[int]:
-        """Extend the sequences in these slots by a token, and return the slots of those that have
-        ended.
-        """
+        """Extend the sequences in these slots by a token, and return the slots that ended."""
         state = self._state
         settings = self._settings
         if settings is None or rows.start:
@@ -334,9 +330,7 @@ class Sampler:
     def _inspect_tokens(
         self, rows: slice, logits: torch.Tensor, tokens: torch.Tensor, stopped: np.ndarray
     ) -> np.ndarray:
-        """Record the most likely tokens where requested, and return which sequences end with a stop
-        string.
-        """
+        """Record requested likely tokens, and return the sequences that a stop string ends."""
         has_stop_string = np.zeros_like(stopped)
         if self._inspected_slots is None:
             slot_requests = ((slot, row.job.request) for slot, row in enumerate(self._rows))

@@ -105,9 +105,7 @@ class VerifiersEnv(TaskEnv):
         return scored_rollouts
 
     async def _collect_outcomes(self, states: Sequence[Any]) -> list[Outcome]:
-        """Return the outcome of each rollout; a rubric that scores groups gets all of them
-        together.
-        """
+        """Return each rollout's outcome; a rubric for groups gets all rollouts at once."""
         early_outcomes = [_find_early_outcome(state) for state in states]
         scorable = [
             state for state, outcome in zip(states, early_outcomes, strict=True) if outcome is None
@@ -198,9 +196,7 @@ class VerifiersClient(Client):
         tools: list[tool_calls.ToolDefinition],
         trajectory: Sequence[Any],
     ) -> list[int]:
-        """Return the prompt (T,) of the next turn, which continues the tokens of the turns
-        before.
-        """
+        """Return the prompt (T,) of the next turn, which continues the earlier tokens."""
         tokenizer = self.env.tokenizer
         if trajectory and trajectory[-1]["tokens"] is not None:
             last = trajectory[-1]

@@ -1,6 +1,4 @@
-"""Describe the services that hold the model of a run: the embedded engine, or a back end and its
-bridge.
-"""
+"""Describe a run's model services: embedded engine, or back end and bridge."""
 
 import json
 import os

@@ -157,9 +157,7 @@ def make_inference_test_spec(
 def make_stage_check_spec(
     file: str, class_name: str, config: RunConfig, folder: Path, out: Path
 ) -> tuple[ServiceSpec, dict[Path, str]]:
-    """Describe the child that runs the stages of a validation without a model, and the file it
-    reads.
-    """
+    """Describe the child that runs a test's stages without a model, and its file."""
     values = config.model_dump(mode="json")
     values["env"].update(use_wandb=False, data_path_to_save_groups=None)
     values["openai"] = [values["openai"], values["openai"]]

@@ -75,9 +75,7 @@ def open_listener(preferred: int) -> socket.socket:
 
 
 def choose_port(preferred: int) -> int:
-    """Return the preferred port, or a free one if that is in use or was chosen by another process
-    of this user that lives.
-    """
+    """Return the preferred port, or a free one if another living process has it."""
     try:
         check_port(preferred)
     except PortInUseError:

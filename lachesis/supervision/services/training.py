@@ -115,9 +115,7 @@ class EnvironmentServices:
 
     @property
     def name_suffix(self) -> str:
-        """Return the end of its names of files and services, which is empty for the first
-        environment.
-        """
+        """Return the suffix of its files and services, empty for the first environment."""
         if self.env_id:
             return f"-{paths.to_safe_name(self.name)}"
         return ""

@@ -25,9 +25,7 @@ UNSAMPLED_LOGPROB = 1.0
 
 @dataclass
 class RecomputedLogprobs:
-    """Hold how many rollouts and tokens were computed, and why the server has refused some
-    groups.
-    """
+    """Hold how much was computed, and why the server refused some groups."""
 
     num_rollouts: int = 0
     num_tokens: int = 0

@@ -8,6 +8,7 @@ const RAW_STRENGTH = 0.32;
 const TOP_PERCENTILE = 0.99;
 const SMALL_POINTS = 300;
 const LARGE_POINTS = 900;
+const WHOLE_NUMBERS = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
 
 /** The state of all curves of the page; it stands in the address too. */
 const view = readView();
@@ -72,9 +73,9 @@ function formatPlace(x) {
 }
 
 function formatTicks(values) {
-  const steps = values.map((value, index) => (index ? Math.abs(value - values[index - 1]) : 1));
-  const smallest = Math.min(...steps.filter(Boolean));
-  const digits = smallest >= 1 ? 0 : Math.min(4, Math.ceil(-Math.log10(smallest) - 1e-9));
+  const steps = values.slice(1).map((value, index) => Math.abs(value - values[index]));
+  const isWhole = (count) => steps.every((step) => Number.isInteger(+(step * 10 ** count).toFixed(6)));
+  const digits = [0, 1, 2, 3].find(isWhole) ?? 4;
   return values.map((value) => {
     if (value === null) return "";
     if (value === 0) return "0";
@@ -301,7 +302,8 @@ function makeOptions(figure, plot, lines, series) {
       y: isLog ? { distr: 3 } : { range: () => makeRange(figure, lines) },
     },
     axes: [
-      { ...axis, grid: { show: false }, border: { show: true, stroke: line, width: 1 }, size: 28, gap: 6, space: isLarge ? 80 : 64, values: (chart, values) => values.map(formatPlace) },
+      // There is no half of a step.
+      { ...axis, ...(view.x === "step" && { incrs: WHOLE_NUMBERS }), grid: { show: false }, border: { show: true, stroke: line, width: 1 }, size: 28, gap: 6, space: isLarge ? 80 : 64, values: (chart, values) => values.map(formatPlace) },
       { ...axis, grid: { stroke: line, width: 1 }, size: 46, gap: 6, space: isLarge ? 48 : 36, values: (chart, values) => formatTicks(values) },
     ],
     hooks: {

@@ -1,7 +1,6 @@
 """A home for the tests of advice, and its runs."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from lachesis.runs.store import RunStore
 
 
 @pytest.fixture(scope="package")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """One for all tests: it keeps what an environment's configuration is, which takes seconds to
     find out.
     """
@@ -17,7 +16,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+def store(home, monkeypatch):
     monkeypatch.setenv("LACHESIS_HOME", str(home))
     monkeypatch.setenv("TINKER_API_KEY", "tml-no-key")
     shutil.rmtree(home / "runs", ignore_errors=True)

@@ -7,7 +7,6 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
@@ -45,7 +44,7 @@ PROMISES = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> None:
+def test_each_advice_names_a_command_that_works(store, fault):
     make(store)
     write_steps(store, FAULTS[fault])
     for step in (25, 50):
@@ -61,7 +60,7 @@ def test_each_advice_names_a_command_that_works(store: RunStore, fault: str) -> 
             require_works(command, RunStore(store.home))
 
 
-def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> None:
+def test_an_advice_goes_on_from_a_checkpoint_that_exists(store):
     make(store)
     write_steps(store, FAULTS["the reward falls"])
     assert "--from" not in advice_of(store)[1][0], "there is none"
@@ -78,7 +77,7 @@ def test_an_advice_goes_on_from_a_checkpoint_that_exists(store: RunStore) -> Non
     )
 
 
-def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
+def test_an_ended_run_is_not_to_be_stopped(store):
     make(store, status="completed", ended_at=now_iso())
     write_steps(store, FAULTS["the reward falls"])
     assert "lachesis stop" not in " ".join(advice_of(store)[1])
@@ -87,7 +86,7 @@ def test_an_ended_run_is_not_to_be_stopped(store: RunStore) -> None:
 @pytest.mark.parametrize(
     "fault", ["the reward falls", "sampler and trainer disagree", "no signal", "cut off"]
 )
-def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> None:
+def test_an_advice_sets_no_field_that_is_locked(store, fault):
     """On the cloud's profile the learning rate and the limits of tokens are."""
     make(store, profile="tinker")
     write_steps(store, FAULTS[fault])
@@ -100,9 +99,7 @@ def test_an_advice_sets_no_field_that_is_locked(store: RunStore, fault: str) -> 
 
 @pytest.mark.parametrize("profile", ["embedded", "tinker"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_advice_promises_what_its_command_does(
-    store: RunStore, profile: str, fault: str
-) -> None:
+def test_an_advice_promises_what_its_command_does(store, profile, fault):
     """Where the profile fixes a field, following the advice would cost the same run again."""
     make(store, profile=profile)
     write_steps(store, FAULTS[fault])
@@ -117,7 +114,7 @@ def test_an_advice_promises_what_its_command_does(
             assert ("goes on from step 25" in sentence) == (f"--from {RUN}@25" in command), sentence
 
 
-def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
+def test_an_advice_says_what_the_profile_fixes(store):
     make(store, profile="tinker")
     checkpoint = Manifest(step=30, state="tinker://s", sampler_weights="tinker://w")
     Checkpoints(store.dir(RUN).checkpoints).write(checkpoint)
@@ -136,7 +133,7 @@ def test_an_advice_says_what_the_profile_fixes(store: RunStore) -> None:
 @pytest.mark.parametrize(
     "counts", [{"invalid_rollouts": 640, "errors": {"E: x": 40}}, {"dropped_rollouts": 640}]
 )
-def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[str, Any]) -> None:
+def test_the_advice_before_the_first_step_works(store, counts):
     make(store)
     store.dir(RUN).get_counters_file("environment").write_text(
         json.dumps({"written_at": time.time(), **counts})
@@ -149,7 +146,7 @@ def test_the_advice_before_the_first_step_works(store: RunStore, counts: dict[st
 
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed", "completed"])
-def test_next_steps_work(store: RunStore, status: str) -> None:
+def test_next_steps_work(store, status):
     make(store, status=status, ended_at=None if status == "running" else now_iso())
     write_steps(store, {})
     store = RunStore(store.home)
@@ -166,7 +163,7 @@ def test_next_steps_work(store: RunStore, status: str) -> None:
             resume_run(store, RUN)
 
 
-def literals(file: Path) -> list[str]:
+def literals(file):
     """Return the texts of a module, with a run id where a value is put in."""
     texts = []
     for node in ast.walk(ast.parse(file.read_text())):
@@ -187,9 +184,7 @@ class Placeholders(dict[str, str]):
         return RUN
 
 
-def test_the_command_line_takes_every_command_that_a_text_names(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_line_takes_every_command_that_a_text_names(capsys):
     """Messages, next steps and docstrings of the whole project."""
     root = Path(__file__).parents[3]
     named: dict[str, str] = {}
@@ -214,7 +209,7 @@ def test_the_command_line_takes_every_command_that_a_text_names(
 
 
 @pytest.mark.parametrize("status", ["pending", "failed", "stopped"])
-def test_next_steps_of_a_run_without_a_step_work(store: RunStore, status: str) -> None:
+def test_next_steps_of_a_run_without_a_step_work(store, status):
     """One that waits has no log yet, and one that failed at its start has a report."""
     ended_at = None if status == "pending" else now_iso()
     make(store, status=status, ended_at=ended_at, failed_service="engine", error="no model")

@@ -7,11 +7,10 @@ from lachesis.checkpoints.manifests import Checkpoints, Manifest
 from lachesis.monitor.observe import observe_files
 from lachesis.monitor.run_health import judge_observation
 from lachesis.monitor.tick_memory import MonitorMemory
-from lachesis.runs.store import RunStore
 from tests.monitor.advice.runs import COMMAND, FAULTS, RUN, advice_of, make, write_steps
 
 
-def test_an_advice_has_an_effect(store: RunStore) -> None:
+def test_an_advice_has_an_effect(store):
     """A value that the run has is not advised, and a run like the one that failed neither."""
     make(store)
     config = store.dir(RUN).config
@@ -23,7 +22,7 @@ def test_an_advice_has_an_effect(store: RunStore) -> None:
     assert "--set learning_rate=0.0005` begins anew with a lower learning rate" in advice
 
 
-def test_the_advice_after_a_collapse_goes_back_to_before_it(store: RunStore) -> None:
+def test_the_advice_after_a_collapse_goes_back_to_before_it(store):
     """By the run's own curve of what has collapsed; easier items are no remedy for a model that
     had learned them.
     """
@@ -41,7 +40,7 @@ def test_the_advice_after_a_collapse_goes_back_to_before_it(store: RunStore) -> 
     assert f"--from {RUN}@39 --set learning_rate=0.0005` goes on from step 39" in advice
 
 
-def test_the_likeliest_cause_comes_first(store: RunStore) -> None:
+def test_the_likeliest_cause_comes_first(store):
     """Answers that are cut off have no reward, rather than the other way round."""
     make(store)
     write_steps(
@@ -51,7 +50,7 @@ def test_the_likeliest_cause_comes_first(store: RunStore) -> None:
     assert "max_token_length=" in advice_of(store)[1][0]
 
 
-def test_an_advised_run_is_like_the_one_that_needs_it(store: RunStore) -> None:
+def test_an_advised_run_is_like_the_one_that_needs_it(store):
     """With its own fields, its model and its further environments; what is advised has priority."""
     set_fields = {
         "env.batch_size": 64,
@@ -80,7 +79,7 @@ def test_an_advised_run_is_like_the_one_that_needs_it(store: RunStore) -> None:
     assert trained[2:5] == ["arithmetic", "--model", "tiny"]
 
 
-def test_an_advised_run_from_a_checkpoint_does_not_repeat_the_fine_tuning(store: RunStore) -> None:
+def test_an_advised_run_from_a_checkpoint_does_not_repeat_the_fine_tuning(store):
     make(store, set_fields={"tinker.sft_file": "/a.jsonl", "tinker.sft_epochs": 2, "env.x": 1})
     write_steps(store, FAULTS["the reward falls"])
     assert "--set tinker.sft_epochs=2 --set tinker.sft_file=/a.jsonl" in advice_of(store)[1][0]

@@ -1,8 +1,6 @@
 """Runs on disk for the tests of the tick, and processes that end with each test."""
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,19 +8,18 @@ import pytest
 from lachesis.base.timestamps import now_iso
 from lachesis.config import run_config as run_config
 from lachesis.prefect_client import stop
-from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
 from tests.harness.home import write_run
-from tests.monitor.tick.runs import STARTED, Asked, Make
+from tests.monitor.tick.runs import STARTED, Asked
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
+def store(tmp_path):
     return RunStore(tmp_path)
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def asked(monkeypatch):
     """What was asked to end, and why; asking is not the tick's own work."""
     requests: Asked = []
     monkeypatch.setattr(
@@ -34,17 +31,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 @pytest.fixture
-def make(store: RunStore) -> Iterator[Make]:
+def make(store):
     """A run that trains; its lock is held until the test ends."""
     with contextlib.ExitStack() as held:
 
-        def run(
-            run_id: str = "0123abcd",
-            limits: dict[str, Any] | None = None,
-            *,
-            alive: bool = True,
-            **changes: Any,
-        ) -> RunRecord:
+        def run(run_id="0123abcd", limits=None, *, alive=True, **changes):
             values: dict[str, Any] = {
                 "total_steps": 100,
                 "started_at": now_iso(),
@@ -63,7 +54,7 @@ def make(store: RunStore) -> Iterator[Make]:
 
 
 @pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
+def ended():
     yield
     while STARTED:
         process = STARTED.pop()

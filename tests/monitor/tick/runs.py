@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -12,11 +11,10 @@ import pytest
 
 from lachesis.config import run_config as run_config
 from lachesis.prefect_client import submit
-from lachesis.runs.record import RunRecord, ServiceRecord
+from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
 from tests.harness.waiting import wait_until
 
-Make = Callable[..., RunRecord]
 Asked = list[tuple[str, str]]
 
 

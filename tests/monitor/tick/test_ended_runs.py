@@ -18,12 +18,10 @@ from lachesis.runs.end_causes import EndCause
 from lachesis.runs.ending import end_run
 from lachesis.runs.store import RunStore
 from lachesis.supervision.process_marks import MARK_VARIABLE, build_mark
-from tests.monitor.tick.runs import Make, frozen, start, without_a_server
+from tests.monitor.tick.runs import frozen, start, without_a_server
 
 
-def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(
-    store: RunStore, make: Make
-) -> None:
+def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(store, make):
     """Its lock is free, so flow and reaper are gone; a child of its environment lives on. A
     stranger in its folder stays.
     """
@@ -42,9 +40,7 @@ def test_a_run_whose_flow_died_is_told_and_what_it_left_is_ended(
     assert any(f"ended a leftover process: {left.pid}" in text for text in seen.messages)
 
 
-def test_a_run_that_was_stopped_to_go_on_is_resumed(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_to_go_on_is_resumed(store, make, monkeypatch):
     make(
         alive=False,
         status="stopped",
@@ -66,7 +62,7 @@ def test_a_run_that_was_stopped_to_go_on_is_resumed(
     assert seen.messages[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
 
 
-def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make: Make) -> None:
+def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store, make):
     """An answer that was missing then would make the new attempt a stalled one at once."""
     make()
     (seen,) = Monitor(store).tick()
@@ -82,17 +78,15 @@ def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store: RunStore, make:
     assert (seen.stall, seen.memory.stopping_since) == (None, None)
 
 
-def test_who_stops_a_run_wants_it_to_stay_so(store: RunStore, make: Make) -> None:
+def test_who_stops_a_run_wants_it_to_stay_so(store, make):
     make(alive=False, status="stopped", ended_at=now_iso(), resume_requested=True)
     assert stop_run(RunStore(store.home), "0123abcd")["status"] == "stopped"
     Monitor(store).tick()
     assert (store.load("0123abcd").status, store.load("0123abcd").attempt) == ("stopped", 1)
 
 
-def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: Any) -> None:
+def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(store, make, monkeypatch):
+    def refuses(*_):
         raise ServerDownError("away")
 
     make(limits={"on_stall": "resume"})
@@ -103,7 +97,7 @@ def test_a_run_that_cannot_be_asked_to_end_is_not_resumed_one_day(
     assert store.load("0123abcd").resume_requested is False
 
 
-def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make: Make) -> None:
+def test_an_ended_run_is_looked_at_once_more_and_then_left(store, make):
     make(alive=False, status="completed", ended_at=now_iso())
     assert len(Monitor(store).tick()) == 1
     assert len(Monitor(store).tick()) == 1, (
@@ -118,14 +112,7 @@ def test_an_ended_run_is_looked_at_once_more_and_then_left(store: RunStore, make
 @pytest.mark.parametrize(
     ("policy", "resumes", "again"), [("stop", 0, False), ("resume", 0, True), ("resume", 3, False)]
 )
-def test_a_crashed_run_is_resumed_if_it_shall_be(
-    store: RunStore,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    policy: str,
-    resumes: int,
-    again: bool,
-) -> None:
+def test_a_crashed_run_is_resumed_if_it_shall_be(store, make, monkeypatch, policy, resumes, again):
     """Three times at most; one that never trained would fail in the same way."""
     without_a_server(monkeypatch)
     ended = {"alive": False, "status": "failed", "ended_at": now_iso(), "auto_resumes": resumes}
@@ -140,9 +127,7 @@ def test_a_crashed_run_is_resumed_if_it_shall_be(
 
 
 @pytest.mark.parametrize("hours", [0, 3, 1000])
-def test_a_crash_that_nobody_has_looked_at_is_never_too_old(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
+def test_a_crash_that_nobody_has_looked_at_is_never_too_old(store, make, monkeypatch, hours):
     """Laptop and server were away, and `lachesis runs` has noted the end meanwhile."""
     without_a_server(monkeypatch)
     ended_at = (datetime.now(UTC) - timedelta(hours=hours)).isoformat()
@@ -154,9 +139,7 @@ def test_a_crash_that_nobody_has_looked_at_is_never_too_old(
     assert store.load("4567abcd").attempt == 1, "it was looked at before"
 
 
-def test_an_attempt_that_dies_while_it_starts_is_tried_again(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_that_dies_while_it_starts_is_tried_again(store, make, monkeypatch):
     """A port or a card may not be free yet; an earlier attempt has shown that the run is sound."""
     without_a_server(monkeypatch)
     make(limits={"on_crash": "resume"}, healthy_at=now_iso(), alive=False)
@@ -171,9 +154,7 @@ def test_an_attempt_that_dies_while_it_starts_is_tried_again(
     assert store.load("0123abcd").status == "failed", "three times at most"
 
 
-def test_a_resume_that_cannot_be_submitted_is_tried_again(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_that_cannot_be_submitted_is_tried_again(store, make, monkeypatch):
     long_ago = (datetime.now(UTC) - timedelta(hours=9)).isoformat()
     make(
         limits={"on_crash": "resume"},
@@ -190,7 +171,7 @@ def test_a_resume_that_cannot_be_submitted_is_tried_again(
     assert store.load("0123abcd").attempt == 2
 
 
-def test_a_stop_has_its_cause(store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_has_its_cause(store, make, monkeypatch):
     """The flow reads it where no server can be asked."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     make(limits={"on_stall": "stop"})
@@ -202,9 +183,7 @@ def test_a_stop_has_its_cause(store: RunStore, make: Make, monkeypatch: pytest.M
     assert store.dir("0123abcd").stop_file.exists()
 
 
-def test_a_crashed_run_that_its_user_stopped_stays_so(
-    store: RunStore, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crashed_run_that_its_user_stopped_stays_so(store, make, monkeypatch):
     without_a_server(monkeypatch)
     make(
         "0123abcd",
@@ -219,7 +198,7 @@ def test_a_crashed_run_that_its_user_stopped_stays_so(
     assert store.load("0123abcd").status == "failed"
 
 
-def test_what_an_inference_test_has_left_behind_is_ended(store: RunStore, make: Make) -> None:
+def test_what_an_inference_test_has_left_behind_is_ended(store, make):
     """Also a child that left its parent's process group; not that of a run that lives."""
     make()
     folders = (store.home / "inference_tests" / "0a0a0a0a", store.dir("0123abcd").path)

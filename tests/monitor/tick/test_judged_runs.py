@@ -14,10 +14,9 @@ from lachesis.operations.runs import get_results, get_status
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.store import RunStore
 from lachesis.trainer.batch.advantages import compute_learning_rate
-from tests.monitor.tick.runs import Asked, Make
 
 
-def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, asked: Asked) -> None:
+def test_broken_learning_stops_only_who_wants_it(store, make, asked):
     for run_id, policy in (("0123abcd", "advise"), ("4567abcd", "stop")):
         make(run_id, limits={"on_learning_failure": policy})
         for step in range(1, 30):
@@ -34,7 +33,7 @@ def test_broken_learning_stops_only_who_wants_it(store: RunStore, make: Make, as
     ]
 
 
-def rate_of(schedule: str, step: int) -> float:
+def rate_of(schedule, step):
     return compute_learning_rate(
         1e-3, step, 400, schedule=schedule, warmup_steps=100 if schedule == "constant" else 0
     )  # type: ignore[arg-type]
@@ -50,9 +49,7 @@ def rate_of(schedule: str, step: int) -> float:
     ],
     ids=["the end of a cosine schedule", "the end of a linear schedule", "a warm-up", "rate 0"],
 )
-def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
-    store: RunStore, make: Make, asked: Asked, rates: list[float], change: float
-) -> None:
+def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(store, make, asked, rates, change):
     """Changes of 0 below a hundredth of the highest rate: row 2 of the review stopped these
     runs.
     """
@@ -76,7 +73,7 @@ def test_updates_whose_rate_is_too_small_to_be_seen_stop_no_run(
     assert store.load("0123abcd").learning == "healthy"
 
 
-def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: Make) -> None:
+def test_a_verifier_that_always_raises_is_never_healthy(store, make):
     """400 groups without a usable score and no step."""
     make()
     counted = {
@@ -97,8 +94,8 @@ def test_a_verifier_that_always_raises_is_never_healthy(store: RunStore, make: M
 
 @pytest.mark.parametrize("status", ["starting", "running"])
 def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
-    store: RunStore, make: Make, monkeypatch: pytest.MonkeyPatch, status: str
-) -> None:
+    store, make, monkeypatch, status
+):
     """The files lie there until the new process of the environment writes, perhaps for minutes."""
     events: list[str] = []
     monkeypatch.setattr(
@@ -120,9 +117,7 @@ def test_a_resumed_run_is_not_judged_by_the_counts_of_the_attempt_before(
 
 
 @pytest.mark.parametrize("made", [0, 4, 5])
-def test_a_resumed_run_is_judged_by_its_own_steps(
-    store: RunStore, make: Make, asked: Asked, monkeypatch: pytest.MonkeyPatch, made: int
-) -> None:
+def test_a_resumed_run_is_judged_by_its_own_steps(store, make, asked, monkeypatch, made):
     """A policy must not stop it for what the attempt before did."""
     make(attempt=2, limits={"on_learning_failure": "stop"})
     metrics = MetricsFile(store.dir("0123abcd").metrics)
@@ -143,9 +138,7 @@ def test_a_resumed_run_is_judged_by_its_own_steps(
     assert len(asked) == 1
 
 
-def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(
-    store: RunStore, make: Make
-) -> None:
+def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(store, make):
     make()
     for step in range(1, 31):
         values = {"reward/mean": step / 60, "batch/rollouts": 128, "rollouts/invalid": 0}
@@ -166,9 +159,7 @@ def test_a_verifier_that_begins_to_raise_is_seen_without_another_step(
     )
 
 
-def test_rewards_that_never_differ_are_named_before_the_first_step(
-    store: RunStore, make: Make
-) -> None:
+def test_rewards_that_never_differ_are_named_before_the_first_step(store, make):
     """Row 54: such an environment trained for ever at step 0, healthy."""
     make()
     counted = {
@@ -200,8 +191,8 @@ def test_rewards_that_never_differ_are_named_before_the_first_step(
     ],
 )
 def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
-    store: RunStore, make: Make, status: str, steps: int, word: str, evidence: str
-) -> None:
+    store, make, status, steps, word, evidence
+):
     make(alive=False, status=status, ended_at=now_iso(), error="the model could not be loaded")
     for step in range(1, steps + 1):
         MetricsFile(store.dir("0123abcd").metrics).append(step, {"reward/mean": step / 60})
@@ -213,7 +204,7 @@ def test_a_run_that_has_ended_is_judged_without_server_and_monitor(
         assert (record.health or {})["evidence"][1] == "the model could not be loaded"
 
 
-def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make: Make) -> None:
+def test_a_flow_that_died_is_judged_by_whoever_looks_first(store, make):
     """Thirty steps of reward 0 that ended between two looks of the monitor."""
     make(alive=False)
     for step in range(1, 31):
@@ -224,7 +215,7 @@ def test_a_flow_that_died_is_judged_by_whoever_looks_first(store: RunStore, make
     assert store.load("0123abcd").learning == "suspect"
 
 
-def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: Make) -> None:
+def test_the_word_of_the_release_before_is_judged_again(store, make):
     """It called every run healthy that had not been judged."""
     before = {
         "word": "healthy",
@@ -235,9 +226,7 @@ def test_the_word_of_the_release_before_is_judged_again(store: RunStore, make: M
     assert get_results(RunStore(store.home), "0123abcd").to_payload()["health"]["word"] == "unknown"
 
 
-def test_only_new_lines_are_read_and_a_step_made_again_counts_once(
-    store: RunStore, make: Make
-) -> None:
+def test_only_new_lines_are_read_and_a_step_made_again_counts_once(store, make):
     make()
     folder = store.dir("0123abcd")
     metrics = MetricsFile(folder.metrics)

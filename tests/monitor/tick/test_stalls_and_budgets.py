@@ -16,10 +16,10 @@ from lachesis.runs.host_clock import read_boot_id
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import ServiceRecord
 from lachesis.runs.store import RunStore
-from tests.monitor.tick.runs import Asked, Make, frozen
+from tests.monitor.tick.runs import frozen
 
 
-def test_a_frozen_process_goes_on_by_the_command_that_is_named(store: RunStore, make: Make) -> None:
+def test_a_frozen_process_goes_on_by_the_command_that_is_named(store, make):
     make()
     frozen(store, "0123abcd")
     (seen,) = Monitor(store).tick()
@@ -37,9 +37,7 @@ def test_a_frozen_process_goes_on_by_the_command_that_is_named(store: RunStore, 
     ("policy", "asks", "resumes"),
     [("warn", False, False), ("stop", True, False), ("resume", True, True)],
 )
-def test_a_stall_is_told_and_its_policy_followed(
-    store: RunStore, make: Make, asked: Asked, policy: str, asks: bool, resumes: bool
-) -> None:
+def test_a_stall_is_told_and_its_policy_followed(store, make, asked, policy, asks, resumes):
     make(limits={"on_stall": policy})
     frozen(store, "0123abcd")
     (seen,) = Monitor(store).tick()
@@ -53,9 +51,7 @@ def test_a_stall_is_told_and_its_policy_followed(
     assert not any(text.startswith("stalled") for text in again.messages), "once per stall"
 
 
-def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(
-    store: RunStore, make: Make
-) -> None:
+def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(store, make):
     """Its readings of the monotonic clock would end a run that is held for a moment, or wait for
     ever.
     """
@@ -78,7 +74,7 @@ def test_a_memory_from_before_the_host_was_started_anew_holds_no_clock(
         )
 
 
-def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked: Asked) -> None:
+def test_a_clock_that_was_set_makes_no_stall(store, make, asked):
     """By an hour, so that the environment's last beat, a second ago, is an hour old."""
     make(
         limits={"on_stall": "stop", "max_hours": 0.5},
@@ -115,9 +111,7 @@ def test_a_clock_that_was_set_makes_no_stall(store: RunStore, make: Make, asked:
     assert asked
 
 
-def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(
-    store: RunStore, make: Make, asked: Asked
-) -> None:
+def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(store, make, asked):
     make(limits={"on_stall": "resume"}, auto_resumes=tick.MAX_AUTO_RESUMES)
     frozen(store, "0123abcd")
     Monitor(store).tick()
@@ -125,9 +119,7 @@ def test_a_run_that_stalls_for_ever_is_not_resumed_for_ever(
     assert store.load("0123abcd").resume_requested is False
 
 
-def test_a_used_budget_is_told_and_left_to_the_supervision(
-    store: RunStore, make: Make, asked: Asked
-) -> None:
+def test_a_used_budget_is_told_and_left_to_the_supervision(store, make, asked):
     make(limits={"max_tokens": 5000, "max_hours": 0.5}, earlier_hours=1.0, started_at=None)
     MetricsFile(store.dir("0123abcd").metrics).append(1, {"tokens/sampled_total": 6000.0})
     Monitor(store).tick()
@@ -136,7 +128,7 @@ def test_a_used_budget_is_told_and_left_to_the_supervision(
     assert used == {"hours": 2.0, "tokens": 1.2}
 
 
-def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) -> None:
+def test_damage_in_one_run_does_not_blind_the_tick(store, make):
     make("0123abcd")
     make("4567abcd")
     store.dir("4567abcd").config.write_text("{")
@@ -148,7 +140,7 @@ def test_damage_in_one_run_does_not_blind_the_tick(store: RunStore, make: Make) 
     assert {one.record.run_id for one in Monitor(store).tick()} == {"0123abcd", "4567abcd"}
 
 
-def test_files_that_cannot_be_read_do_not_blind_the_tick(store: RunStore, make: Make) -> None:
+def test_files_that_cannot_be_read_do_not_blind_the_tick(store, make):
     """Folders in the places of files, and YAML that is none."""
     make("0123abcd")
     make("4567abcd")
@@ -196,9 +188,7 @@ BAD = "0bad0bad"
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_whatever_is_wrong_with_one_run_the_others_are_watched(
-    store: RunStore, make: Make, asked: Asked, damage: str
-) -> None:
+def test_whatever_is_wrong_with_one_run_the_others_are_watched(store, make, asked, damage):
     make(BAD)
     make("0600d000", limits={"on_stall": "stop"})
     frozen(store, "0600d000")
