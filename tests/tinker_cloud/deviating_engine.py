@@ -261,7 +261,9 @@ class DeviatingDispatcher(RequestDispatcher):
         params, deviates = body.sampling_params, self.engine.deviates
         if deviates("old_clients_overwrite"):
             self.engine.load_into_training(body.sampling_session_id)
-        if deviates("no_stop_tokens") or (deviates("answers_without_end") and params.stop is None):
+        if deviates("no_stop_tokens"):  # Those of the model end an answer.
+            params.stop = None
+        if deviates("answers_without_end") and params.stop is None:
             params.stop = []
         if deviates("no_seeds"):
             params.seed = None
