@@ -124,7 +124,7 @@ class Launcher:
 
     @contextlib.contextmanager
     def _hold_launcher_lock(self) -> Iterator[None]:
-        """Allow one launcher per home.
+        """Hold the home's lock, so that only one launcher of a home runs.
 
         Its server and its runner hold the lock too, so that after a kill no second server opens the
         database.

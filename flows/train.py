@@ -198,7 +198,7 @@ def _ignore_sigterm() -> None:
 
 
 def _close_services(group: ServiceGroup, stop_now_file: Path) -> None:
-    """End the services.
+    """End all services of the run, and soon kill a trainer whose engine has died.
 
     Without the engine the trainer cannot save anything and would retry until its time is over, so
     it is killed.

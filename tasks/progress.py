@@ -162,7 +162,7 @@ class StepLog:
     """Log the steps of one attempt of a run."""
 
     def __init__(self, folder: RunDir, total_steps: int) -> None:
-        """Begin after the steps that earlier attempts have made."""
+        """Begin after the steps that earlier attempts of the run have made."""
         self._metrics, self.total_steps = MetricsFile(folder.metrics), total_steps
         self._last_step = max((int(line["step"]) for line in self._metrics.tail(1)), default=0)
         self._num_lines, self._logged_step = 0, self._last_step

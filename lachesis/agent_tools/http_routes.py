@@ -105,7 +105,7 @@ MAX_WAITING_CALLS = 100
 def create_app(
     *, host: str = "127.0.0.1", token: str | None = None, allowed_hosts: Iterable[str] = ()
 ) -> ASGIApp:
-    """Return the ASGI application."""
+    """Return the ASGI application that serves the tools over HTTP and MCP, with its guard."""
     return HttpGuard(
         create_routes(),
         host=host,

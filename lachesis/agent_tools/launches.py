@@ -106,7 +106,7 @@ def _answer_start(
     not_started_reason: str = "",
     model_note: str | None = None,
 ) -> Json:
-    """Return the answer to a start.
+    """Return what a start answers: run, status, links, and why nothing started, if so.
 
     Args:
         session: The session that asks.

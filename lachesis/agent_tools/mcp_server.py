@@ -37,7 +37,7 @@ INSTRUCTIONS = (
 
 
 def create_server(session_name: str) -> Server[Any]:
-    """Return the MCP server.
+    """Return the MCP server that offers all tools.
 
     Args:
         session_name: The session of a client, unless its HTTP request names another one in the

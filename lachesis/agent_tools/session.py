@@ -200,7 +200,7 @@ class AgentSession:
         self.session_file = SessionFile(name, self.store.home)
 
     def require_draft(self) -> LaunchSpec:
-        """Return the draft.
+        """Return the session's draft of a launch, which an agent has selected before.
 
         Raises:
             RunStateError: No environment is selected.

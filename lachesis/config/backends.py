@@ -40,7 +40,7 @@ class Backend:
 
     @property
     def python(self) -> Path:
-        """Return its interpreter."""
+        """Return the Python interpreter of the back end."""
         return self.folder / "bin" / "python"
 
     def require_installed(self) -> None:

@@ -65,7 +65,7 @@ class LoopWatch:
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def install(self, cls: type[BaseEnv]) -> None:
-        """Beat for as long as the environment class makes rollouts."""
+        """Note a sign of life again and again while the environment class makes rollouts."""
         manage = cls.env_manager
 
         @functools.wraps(manage)

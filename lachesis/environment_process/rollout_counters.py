@@ -87,7 +87,7 @@ class RolloutCounters:
         self.num_items_used_up: int | None = None
 
     def snapshot(self) -> Json:
-        """Return the counts.
+        """Return all counts as they are written to the file of the environment's counters.
 
         `in_*` is the number of operations in progress, and `*_since` when the oldest of them began,
         in seconds since the epoch.

@@ -156,7 +156,7 @@ def _add_openai_routes(router: APIRouter, inference: Inference, config: RunConfi
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Json:
-        """Return completions of a text."""
+        """Return completions of a text, as OpenAI's `/v1/completions` does."""
         ids = inference.encode(body.prompt)
         samples = await inference.sample(request, ids, body)
         choices = [

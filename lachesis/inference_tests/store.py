@@ -131,7 +131,7 @@ class InferenceTestStore:
     def create(
         self, request: InferenceRequest, config_yaml: str, **fields: object
     ) -> InferenceTest:
-        """Create a test.
+        """Create the record and the folder of a new test.
 
         Raises:
             StorageError: The disk refused a write.

@@ -53,7 +53,7 @@ class ModelList(ResponseModel):
 
 
 def list_models(profile: str, home: Path) -> ModelList:
-    """Return the models of a profile.
+    """Return the models that a profile can train, and where the list comes from.
 
     Raises:
         ConfigError: There is no such profile.

@@ -250,7 +250,7 @@ def read_launch_fields(spec: LaunchSpec, schema_timeout_s: float) -> LaunchField
 
 
 def resolve_launch(spec: LaunchSpec, store: RunStore, schema_timeout_s: float) -> ResolvedLaunch:
-    """Resolve a launch for training.
+    """Return a launch for training whose values and checkpoint were checked and completed.
 
     Raises:
         LachesisError: The environment, a value or the checkpoint to begin from does not fit.

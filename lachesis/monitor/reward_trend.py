@@ -131,7 +131,7 @@ class Trend(BaseModel):
     held_out: list[HeldOutTrendPoint] = []
 
     def add(self, steps: Iterable[Step], *, since: float = 0.0) -> None:
-        """Add new steps, in order.
+        """Add the metrics of new steps, in order, to the sums of the trend.
 
         Args:
             steps: Metrics of the new steps.

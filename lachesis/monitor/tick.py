@@ -71,7 +71,7 @@ class Monitor:
         self.store = store
 
     def tick(self) -> list[WatchedRun]:
-        """Observe, judge, act and publish.
+        """Observe all living runs, judge them, act on policies, and publish the verdicts.
 
         A Prefect server that does not answer only prevents publishing. An error with one run does
         not affect the others.

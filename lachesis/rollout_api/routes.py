@@ -345,7 +345,7 @@ def _parse_wait_s(query: bytes) -> float:
 
 
 def main() -> None:
-    """Serve until SIGTERM."""
+    """Serve the rollout API until SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m lachesis.rollout_api.routes", description=__doc__
     )

@@ -107,7 +107,7 @@ def _find_row_fault(group: Mapping[str, Any]) -> str | None:
 
 
 def _find_extra_fault(group: Mapping[str, Any]) -> str | None:
-    """Check the optional fields."""
+    """Return the fault of a group's optional fields, or None."""
     for name, kind, needed in (
         ("overrides", list, "a list"),
         ("group_overrides", Mapping, "an object"),

@@ -146,7 +146,7 @@ class AdapterStates:
     # --- sampling
 
     def copy_for_sampling(self, upstream_id: str, spec: LoraSpec) -> SamplingWeights:
-        """Copy an adapter for sampling."""
+        """Copy the weights of an adapter to a new one that is only sampled."""
         upstream_path = self.upstream.save_state(upstream_id, self._make_name())
         try:
             return self._sample_from(upstream_path, spec)

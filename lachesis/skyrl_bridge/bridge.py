@@ -166,7 +166,7 @@ class BridgeEngine(SessionKeeper):
         return {"model_id": model_id}
 
     def forward_backward(self, request: ForwardBackwardRequest) -> Payload:
-        """Compute losses and gradients."""
+        """Compute losses and gradients, translated to Tinker's sums over tokens."""
         adapter = self._get_adapter(request.model_id)
         new = make_pass(decode_data(request), request.loss_fn, request.loss_config, self.semantics)
         passes = [new] if request.forward_only else adapter.ledger.plan(new)

@@ -90,7 +90,7 @@ class ServiceRestarter:
         self.disconnected_ids: set[int] = set()
 
     def restart(self, name: str, problem: ProcessExitedError) -> None:
-        """Restart a dead service.
+        """Restart a dead service after a pause, if its restarts are not used up.
 
         Another death meanwhile is left to the next check if that service can be restarted.
 

@@ -108,7 +108,7 @@ class BackendSession:
     def sample(
         self, client: tinker.SamplingClient, *, num_samples: int = 1, **parameters: Any
     ) -> list[Any]:
-        """Return continuations of the text."""
+        """Return continuations of the session's fixed text by a sampling client."""
         answer = client.sample(
             tinker.ModelInput.from_ints(TEXT),
             num_samples,

@@ -165,7 +165,7 @@ class CheckpointStore:
         return paths
 
     def delete(self, path: CheckpointPath) -> None:
-        """Delete a checkpoint.
+        """Delete a checkpoint; an interruption leaves it whole or removes it.
 
         Raises:
             EngineRequestError: There is no such checkpoint.
@@ -265,7 +265,7 @@ def _flush_to_disk(folder: Path) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return a record.
+    """Return the record of a checkpoint from its file.
 
     A StorageError ends a request at once, where the SDK would repeat a status of 500 for minutes.
     """

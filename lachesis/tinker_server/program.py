@@ -74,7 +74,7 @@ def serve_engine(
     host: str,
     allowed_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGTERM."""
+    """Serve an engine over HTTP until SIGTERM."""
     import uvicorn
 
     from lachesis.base.http_server import ReceiveDeadlineProtocol

@@ -154,7 +154,7 @@ class TensorBoardTracker(Tracker):
         super().__init__()
 
     def open_tracker(self) -> None:
-        """Open an event file."""
+        """Open an event file of TensorBoard."""
         # It needs no PyTorch, which the trainer does without.
         from tensorboardX import SummaryWriter
 

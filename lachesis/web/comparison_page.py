@@ -137,7 +137,7 @@ def make_compare_page(comparison: Comparison, *, shows_equal: bool = False) -> C
 
 
 def read_comparison(cache: RunCache, run_ids: Sequence[str]) -> Comparison:
-    """Return the comparison of runs.
+    """Return the comparison of the runs of these ids, for the page that lays them side by side.
 
     Raises:
         UnknownRunError: One of them does not exist.

@@ -23,7 +23,7 @@ MAX_CURVE_WIDTH = 40
 
 
 def compare(runs: Runs, /, *, options: Output = Output()) -> None:
-    """Print the comparison of runs."""
+    """Print what distinguishes several runs in settings and results."""
     if len(runs) < 2:
         raise ArgumentsError(
             f"one run ({runs[0]}) cannot be compared; name two or more, as in `lachesis compare "

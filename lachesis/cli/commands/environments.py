@@ -38,7 +38,7 @@ _STYLES = {"passed": "green", "warned": "yellow", "failed": "red", "not offered"
 
 
 def list_environments(*, options: Output = Output()) -> None:
-    """Print the environments."""
+    """Print the environments that can be trained on, with what each is about."""
     scan = scan_environments()
     answer = {
         "environments": [asdict(environment) for environment in scan.environments],

@@ -105,7 +105,7 @@ def remove(
 
 
 def _ask(records: list[RunRecord], num_bytes: dict[str, int]) -> bool:
-    """Return whether the user agrees.
+    """Return whether the user agrees to remove these runs.
 
     Raises:
         ArgumentsError: Nobody can answer, because the standard input is not a terminal.

@@ -116,7 +116,7 @@ MIN_NAME_WIDTH = 11
 
 
 def render_runs(rows: Sequence[Json], num_matching: int, num_total: int) -> RenderableType:
-    """Return the list of runs.
+    """Return the list of runs as it is printed, with a line per run.
 
     Args:
         rows: The runs that are shown, as `RunSummary.to_payload` returns them, with `differing`.

@@ -136,7 +136,7 @@ def api(
     port: Annotated[int, number(PORT, "port to listen on", default=8080)] = 8080,
     options: Listening = Listening(),
 ) -> None:
-    """Serve the tools over HTTP.
+    """Serve the agents' tools over HTTP until Ctrl-C.
 
     A token is required unless --no-token says that any program on this machine may call.
     """

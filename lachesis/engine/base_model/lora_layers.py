@@ -322,7 +322,7 @@ def from_tensors(
 def make_peft_config(
     rank: int, target_modules: list[str], source: str, *, transposed: bool
 ) -> dict[str, Any]:
-    """Return the content of `adapter_config.json`."""
+    """Return the content of PEFT's `adapter_config.json` for an adapter."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

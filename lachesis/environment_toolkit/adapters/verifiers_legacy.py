@@ -163,7 +163,7 @@ class VerifiersClient(Client):
         state: Any = None,
         **_: Any,
     ) -> Any:
-        """Sample one answer.
+        """Sample one answer, in place of the request that verifiers would send to a server.
 
         Raises:
             OverlongPromptError: No room is left for an answer.

@@ -73,7 +73,7 @@ def make_engine_services(config: RunConfig, place: EnginePlace) -> list[ServiceS
 def make_engine_spec(
     config: RunConfig, port: int, token: str, seed: int, *, store_folder: Path, log: Path
 ) -> ServiceSpec:
-    """Describe the embedded engine."""
+    """Return the spec of the embedded engine: its command, port and variables."""
     command = [
         *PYTHON_MODULE_COMMAND,
         "lachesis.engine",

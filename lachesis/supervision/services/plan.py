@@ -84,7 +84,7 @@ class ServicePlan:
         )
 
     def get_service(self, name: str) -> ServiceSpec:
-        """Return the spec of a service."""
+        """Return the spec of the service of this name."""
         return next(spec for spec in self.services if spec.name == name)
 
 

@@ -27,7 +27,7 @@ from lachesis.supervision.services.variables import (
 
 
 def make_api_spec(config: RunConfig, folder: RunDir, port: int) -> ServiceSpec:
-    """Describe the rollout API."""
+    """Return the spec of the rollout API: its command, port and variables."""
     fetches_ahead = int(config.is_prefetching)
     batch_flags = [
         "--offpolicy",
@@ -65,7 +65,7 @@ def make_trainer_spec(
     *,
     resume: bool,
 ) -> ServiceSpec:
-    """Describe the trainer."""
+    """Return the spec of the trainer: its command, port and variables."""
     url = f"http://{HOST}:{ports['trainer']}"
     config_file = folder.get_attempt_config(record.attempt)
     env = {
@@ -133,7 +133,7 @@ class EnvironmentServices:
         return self.attempt_config
 
     def make_serve_spec(self, *, groups: int) -> ServiceSpec:
-        """Describe the process that makes rollouts."""
+        """Return the spec of the process that makes rollouts in an environment."""
         env = self.config.env
         name_env = {"LACHESIS_ENVIRONMENT": self.name} if self.is_mixed else {}
         state_env = {
