@@ -16,7 +16,7 @@ from lachesis.monitor.tick import Monitor
 from lachesis.prefect_client.resources import PrefectApi
 from lachesis.reporting.inference_test_view import InferenceTestView
 from lachesis.runs.folder import RunDir
-from lachesis.runs.held_out_results import build_held_out_curve, describe_point
+from lachesis.runs.held_out_results import build_held_out_curve, describe_newest
 from lachesis.runs.metrics import MetricsFile
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -210,8 +210,8 @@ def describe_step(lines: list[Json], total_steps: int) -> str:
     parts = [f"step {line['step']} of {total_steps}"]
     if line.get("reward/mean") is not None:
         parts.append(f"reward {line['reward/mean']:.3f}")
-    if points := build_held_out_curve(lines):
-        parts.append(f"held out {describe_point(points[-1])} at step {points[-1].step}")
+    if held_out := describe_newest(build_held_out_curve(lines)):
+        parts.append(held_out)
     if line.get("time/step") is not None:
         parts.append(f"{line['time/step']:.1f} s per step")
     tokens = sum(

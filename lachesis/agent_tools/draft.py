@@ -8,12 +8,12 @@ from dataclasses import asdict
 from lachesis.agent_tools.answers import drop_empty
 from lachesis.agent_tools.session import SCHEMA_TIMEOUT_S, AgentSession
 from lachesis.base import paths
-from lachesis.base.api_keys import describe_places
 from lachesis.base.errors import RunStateError
 from lachesis.base.json_text import Json
 from lachesis.config.backends import BACKEND_FIELDS
 from lachesis.config.installation_settings import get_default_profile
 from lachesis.config.launch_spec import LaunchSpec, read_spec
+from lachesis.config.profiles import describe_missing_keys
 from lachesis.operations.environments import scan_environments
 from lachesis.operations.launches import describe_launch, edit_launch, find_missing_keys
 
@@ -48,10 +48,7 @@ def select_environment(
     missing = find_missing_keys(draft.profile)
     warnings = [description["warning"], description["problem"]]
     if missing:
-        warnings.append(
-            f"a start on profile {draft.profile} needs {', '.join(missing)} in the environment of "
-            f"`lachesis serve`, in {describe_places()}"
-        )
+        warnings.append(describe_missing_keys(draft.profile, missing))
     with session.session_file.change() as state:
         state.draft = draft
     return {

@@ -8,11 +8,11 @@ from lachesis import __version__
 from lachesis.agent_tools.answers import drop_empty
 from lachesis.agent_tools.session import AgentSession, SessionState
 from lachesis.base import paths
-from lachesis.base.api_keys import describe_places, read_key
+from lachesis.base.api_keys import read_key
 from lachesis.base.errors import ConfigError, LachesisError
 from lachesis.base.json_text import Json
 from lachesis.config.installation_settings import get_default_profile
-from lachesis.config.profiles import PROFILES, load_profile_values
+from lachesis.config.profiles import PROFILES, describe_missing_keys, load_profile_values
 from lachesis.operations.environments import scan_environments
 from lachesis.operations.launches import find_missing_keys
 from lachesis.operations.server import (
@@ -48,11 +48,7 @@ def check_health(session: AgentSession) -> Json:
         problems.append(str(error))
     scan = scan_environments()
     problems += [f"{file} does not parse: {reason}" for file, reason in scan.problems.items()]
-    problems += [
-        f"profile {profile} needs {key} in the environment of `lachesis serve`, in "
-        f"{describe_places()}"
-        for key in missing
-    ]
+    problems += [describe_missing_keys(profile, missing)] if missing else []
     return {
         "status": "degraded" if problems else "ok",
         "version": __version__,

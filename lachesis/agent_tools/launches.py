@@ -181,14 +181,10 @@ def preview_start(session: AgentSession, from_checkpoint: str | None = None) -> 
 def preview_resume(session: AgentSession, run_id: str) -> Json:
     """Return the preview of resuming a run; nothing is changed."""
     record = runs.get_run(session.store, run_id)
-    newest_checkpoint = Checkpoints(session.store.dir(run_id).checkpoints).find_newest()
-    if newest_checkpoint:
-        effect = f"continue from its checkpoint of step {newest_checkpoint.step}"
-    else:
-        effect = "start again from the beginning, because it has no checkpoint,"
+    start = Checkpoints(session.store.dir(run_id).checkpoints).describe_start()
     return {
-        "message": f"nothing was started; run {run_id} ({record.status}) would {effect} on profile "
-        f"{record.profile}",
+        "message": f"nothing was started; on profile {record.profile} run {run_id} "
+        f"({record.status}) would continue {start}",
         "run_id": run_id,
         "status": record.status,
         "environment": record.environment,

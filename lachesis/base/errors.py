@@ -252,6 +252,14 @@ class MissingDependencyError(LachesisError, ImportError):
     http_status = 409
 
 
+def make_embedded_error(part: str, packages: str) -> MissingDependencyError:
+    """Return the error for packages of the embedded engine that a part needs and lacks."""
+    return MissingDependencyError(
+        f"{part} needs {packages}, which is not installed; install it with "
+        "`pip install 'lachesis-rl[embedded]'`"
+    )
+
+
 class MissingKeyError(LachesisError):
     """A key that the profile needs is not in the environment variables."""
 

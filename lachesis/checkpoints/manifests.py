@@ -167,6 +167,12 @@ class Checkpoints:
         """Return the newest complete checkpoint, or None."""
         return next(reversed(self.list_intact()), None)
 
+    def describe_start(self) -> str:
+        """Say where another attempt begins."""
+        if manifest := self.find_newest():
+            return f"from its checkpoint of step {manifest.step}"
+        return "from the beginning, because it has no checkpoint"
+
     def find_resumable(self) -> Manifest | None:
         """Return the newest checkpoint whose files have the right hashes, or None if none was
         written.

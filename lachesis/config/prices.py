@@ -42,6 +42,13 @@ class Prices(BaseModel):
     train: float = Field(ge=0, allow_inf_nan=False)
     dated: date
 
+    def describe(self) -> str:
+        """Return the prices in words."""
+        return (
+            f"{self.prefill:g} US dollars per million prompt tokens, {self.sample:g} per million "
+            f"sampled, {self.train:g} per million trained ({self.dated})"
+        )
+
     def compute_cost(self, tokens: TokenCounts) -> float:
         """Return the cost of these tokens in US dollars."""
         return (

@@ -5,7 +5,7 @@ tinker     the Tinker cloud
 custom     any other server that speaks the Tinker protocol
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ import yaml
 
 from lachesis.base import paths
 from lachesis.base.api_keys import STORED_NAMES, adopt_keys, describe_places, read_key
-from lachesis.base.errors import ConfigError, MissingDependencyError, MissingKeyError, shorten
+from lachesis.base.errors import ConfigError, MissingKeyError, make_embedded_error, shorten
 from lachesis.config.backends import check_backend
 
 ProfileName = Literal["embedded", "tinker", "custom"]
@@ -125,12 +125,20 @@ def check_profile(
     missing = list_missing_keys(profile, environ)
     if missing:
         raise MissingKeyError(
-            f"profile {profile} needs {', '.join(missing)} in the environment, in "
-            f"{describe_places()}; then start `lachesis serve` again, whose child processes train",
+            f"{describe_missing_keys(profile, missing)}; then start it again, because its child "
+            "processes train",
             missing=missing,
         )
     if profile == "embedded":
         check_embedded()
+
+
+def describe_missing_keys(profile: str, missing: Sequence[str]) -> str:
+    """Say which keys a start on a profile lacks, and where they can be set."""
+    return (
+        f"profile {profile} needs {', '.join(missing)} in the environment of `lachesis serve`, in "
+        f"{describe_places()}"
+    )
 
 
 def adopt_profile_keys(profile: str, *, backend: str = "") -> None:
@@ -152,10 +160,7 @@ def check_embedded() -> None:
     """Raise MissingDependencyError when the embedded engine cannot run here."""
     missing = list_missing_modules(("torch", "transformers", "peft"))
     if missing:
-        raise MissingDependencyError(
-            f"profile embedded needs {', '.join(missing)}, which is not installed; install it "
-            "with `pip install 'lachesis-rl[embedded]'`"
-        )
+        raise make_embedded_error("profile embedded", ", ".join(missing))
 
 
 def get_endpoint_key_name(environ: Mapping[str, str] | None = None) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lachesis.base import paths
 from lachesis.base.argparse_types import LORA_RANK, NUM_TOKENS, PORT, SEED
-from lachesis.base.errors import MissingDependencyError
+from lachesis.base.errors import make_embedded_error
 from lachesis.models.transformers_import import leave_out_bitsandbytes, pause_garbage_collection
 from lachesis.tinker_server.program import bind_listener, read_token, run_program, serve_engine
 
@@ -101,10 +101,7 @@ def serve(args: argparse.Namespace) -> None:
         try:
             _serve_models(args, token, listener)
         except ImportError as error:
-            raise MissingDependencyError(
-                f"the embedded engine needs {error.name}, which is not installed; install it with "
-                "`pip install 'lachesis-rl[embedded]'`"
-            ) from error
+            raise make_embedded_error("the embedded engine", str(error.name)) from error
 
 
 def _serve_models(args: argparse.Namespace, token: str, listener: socket.socket) -> None:

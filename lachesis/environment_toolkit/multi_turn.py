@@ -30,14 +30,14 @@ from lachesis.environment_toolkit.dataset import Item
 from lachesis.environment_toolkit.failure_reasons import describe_exception, is_endpoint_error
 from lachesis.environment_toolkit.rollout import Invalid, Outcome, build_invalid, to_outcome, zero
 from lachesis.environment_toolkit.sampling import (
+    CONVERSATION_TOO_LONG,
+    QUESTION_TOO_LONG,
     PromptTooLongError,
     encode_first_prompt,
     encode_turn_boundary,
     sample,
 )
 from lachesis.environment_toolkit.single_turn import Message, Rollout, TaskEnv, TaskEnvConfig
-
-TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 
 
 class ConversationEnvConfig(TaskEnvConfig):
@@ -176,9 +176,9 @@ class ConversationEnv(TaskEnv):
                 outcome = to_outcome(await self.play(item, chat))
         except PromptTooLongError:
             if chat.answers:
-                outcome = zero(TOO_LONG_REASON)
+                outcome = zero(CONVERSATION_TOO_LONG)
             else:
-                outcome = build_invalid("the first question is longer than the limit of tokens")
+                outcome = build_invalid(QUESTION_TOO_LONG)
         except Invalid as error:
             outcome = build_invalid(str(error))
         except Exception as error:

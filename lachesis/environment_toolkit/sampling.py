@@ -32,6 +32,10 @@ ANSWER_PLACEHOLDER = "\u241f0\u241f"
 PLACEHOLDER_LOGPROB = -0.5
 
 
+QUESTION_TOO_LONG = "the first question is longer than the limit of tokens"
+CONVERSATION_TOO_LONG = "the conversation is longer than the limit of tokens"
+
+
 class PromptTooLongError(Exception):
     """There is no room for another token."""
 

@@ -237,15 +237,11 @@ class Monitor:
             self.store.update(record.run_id, resume_requested=False)
             return
         num_resumes = record.auto_resumes + 1
-        newest_checkpoint = Checkpoints(self.store.dir(record.run_id).checkpoints).find_newest()
-        if newest_checkpoint:
-            outcome = f"resumed from its checkpoint of step {newest_checkpoint.step}"
-        else:
-            outcome = "begun again, as it has no checkpoint"
+        start = Checkpoints(self.store.dir(record.run_id).checkpoints).describe_start()
         # What is left to agents may have become less since the run was started.
         resubmit_run(self.store, record, by_owner=not record.by_agent, auto_resumes=num_resumes)
         watched.messages.append(
-            f"{outcome} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)"
+            f"resumed {start} (time {num_resumes} of {MAX_AUTO_RESUMES} without a person)"
         )
 
     def _end_stuck_processes(self, watched: WatchedRun) -> None:

@@ -39,6 +39,8 @@ __all__ = [
     "stop_server",
 ]
 T = TypeVar("T")
+START_DURATION = "about 10 s; the first time 20 s"
+"""How long the Prefect server and the runner take to start."""
 
 
 def can_start_server() -> bool:
@@ -79,8 +81,8 @@ def call_with_server(
     else:
         return answer
     announce(
-        "no Prefect server runs here; starting one and a runner in the background (about 10 s; the "
-        "first time 20 s)"
+        "no Prefect server runs here; starting one and a runner in the background "
+        f"({START_DURATION})"
     )
     server_info = background_serve.start_background_server()
     announce(f"Prefect pages: {server_info.get('ui_url')}; `lachesis serve --stop` ends both")

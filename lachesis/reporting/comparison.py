@@ -18,7 +18,7 @@ from lachesis.reporting.held_out_difference import (
 from lachesis.reporting.run_list import LETTERS
 from lachesis.reporting.run_summary import RunSummary, find_differing_settings
 from lachesis.reporting.run_view import RunView
-from lachesis.runs.held_out_results import HeldOutPoint, describe_point, split_curve
+from lachesis.runs.held_out_results import HeldOutPoint, split_curve
 from lachesis.runs.metrics import MetricsFile, Step
 from lachesis.runs.store import RunStore
 
@@ -64,6 +64,11 @@ class Comparison:
         """Return the settings that differ; see `find_differing_settings`."""
         return find_differing_settings([run.summary for run in self.runs])
 
+    @property
+    def verdict(self) -> str:
+        """Return which run is best, if the held-out items can tell, with the names of the runs."""
+        return " ".join(write_compare_lead(self, [run.label for run in self.runs]))
+
     def to_payload(self) -> Json:
         """Return the comparison as JSON: `runs`, `differing` settings by run, and the `verdict`."""
         return {
@@ -78,7 +83,7 @@ class Comparison:
                 key: {run.record.run_id: run.summary.settings.get(key) for run in self.runs}
                 for key in self.differing.values()
             },
-            "verdict": find_best_run(self.runs),
+            "verdict": self.verdict,
         }
 
 
@@ -140,60 +145,41 @@ def _is_behind(run: ComparedRun, best: ComparedRun) -> bool:
     return lead is not None and lead.low is not None and lead.low > 0
 
 
-def find_best_run(runs: Sequence[ComparedRun]) -> str:
-    """Return a sentence that names the run with the best held-out result, if the intervals allow
-    it."""
-    if len({run.record.environment for run in runs}) > 1:
-        return "the runs are on different environments, so their results cannot be compared"
-    ranking, num_evaluated = rank_runs(runs), sum(run.held_out is not None for run in runs)
-    if ranking is None:
-        return (
-            f"{num_evaluated} of {len(runs)} runs have a held-out result of trained weights, so "
-            "none can be called best"
-        )
-    name = (
-        f"{ranking.best.label} has the highest held-out result, "
-        f"{describe_point(ranking.best.held_out)}"
-    )
-    if ranking.rivals:
-        return (
-            f"{name}; these items cannot tell it from "
-            f"{', '.join(run.label for run in ranking.rivals)}, because the 95 % "
-            f"interval of the difference includes 0"
-        )
-    missing = len(runs) - num_evaluated
-    without = f" ({missing} without a result)" if missing else ""
-    return f"{name}; the 95 % interval of its lead over each of the others lies above 0{without}"
-
-
 # A sentence with more settings than these is not read to its end.
 MAX_NAMED_SETTINGS = 2
 
 
-def write_compare_lead(comparison: Comparison) -> tuple[str, str]:
-    """Return the first sentence of a comparison in two parts, the first of which is bold."""
+def write_compare_lead(
+    comparison: Comparison, run_names: Sequence[str] = LETTERS
+) -> tuple[str, str]:
+    """Return which run is best in two parts, the first of which is bold.
+
+    Args:
+        comparison: The runs.
+        run_names: What each of them is called.
+    """
     runs = comparison.runs
     if len({run.record.environment for run in runs}) > 1:
         return "These runs cannot be compared.", "They are on different environments."
-    letters = dict(zip((run.record.run_id for run in runs), LETTERS, strict=False))
+    names = dict(zip((run.record.run_id for run in runs), run_names, strict=False))
     ranking, num_evaluated = rank_runs(runs), sum(run.held_out is not None for run in runs)
     if ranking is None:
         count = f"{num_evaluated} of {len(runs)} runs"
         verb = "has" if num_evaluated == 1 else "have"
         return ("None can be called best.", f"{count} {verb} a held-out result of trained weights.")
     best, rivals = ranking.best, ranking.rivals
-    top = sorted([best, *rivals], key=lambda run: letters[run.record.run_id])
-    names = join_words([letters[run.record.run_id] for run in top])
+    top = [run for run in runs if run is best or run in rivals]
+    best_names = join_words([names[run.record.run_id] for run in top])
     shares = join_words([format_reward(_get_share(run)) for run in top])
-    rest = " ".join(_describe_other(run, best, comparison, letters) for run in ranking.others)
+    rest = " ".join(_describe_other(run, best, comparison, names) for run in ranking.others)
     missing = len(runs) - num_evaluated
     if missing:
         rest += f" {missing} of the runs {'has' if missing == 1 else 'have'} no held-out result."
     if not rivals:
-        return f"{names} is best:", f"{shares} held out, above all others. {rest}".strip()
+        return f"{best_names} is best:", f"{shares} held out, above all others. {rest}".strip()
     items = best.held_out.items if best.held_out else None
     judge = f"{items:,} items" if items else "their items"
-    lead = f"{names} are best, and {judge} cannot tell them apart:"
+    lead = f"{best_names} are best, and {judge} cannot tell them apart:"
     return lead, f"{shares} held out, and {_describe_unlike(top, comparison)}. {rest}".strip()
 
 
@@ -218,7 +204,7 @@ def _describe_unlike(runs: Sequence[ComparedRun], comparison: Comparison) -> str
 
 
 def _describe_other(
-    run: ComparedRun, best: ComparedRun, comparison: Comparison, letters: dict[str, str]
+    run: ComparedRun, best: ComparedRun, comparison: Comparison, names: dict[str, str]
 ) -> str:
     """Describe how far a run is behind the best run, and which settings differ."""
     behind = _get_share(best) - _get_share(run)
@@ -227,7 +213,7 @@ def _describe_other(
         for name, key in comparison.differing.items()
         if run.summary.settings.get(key) != best.summary.settings.get(key)
     ]
-    text = f"{letters[run.record.run_id]} is {behind:.2f} behind"
+    text = f"{names[run.record.run_id]} is {behind:.2f} behind"
     if not unlike:
         return f"{text} with the same settings."
     more = len(unlike) - MAX_NAMED_SETTINGS

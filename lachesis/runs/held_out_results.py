@@ -128,6 +128,13 @@ def describe_point(point: HeldOutPoint | None) -> str:
     return f"{share} ({point.items:,} items, 95 % interval {point.low:.3f} to {point.high:.3f})"
 
 
+def describe_newest(curve: Sequence[HeldOutPoint]) -> str | None:
+    """Describe the newest held-out result with its step, or return None without results."""
+    if not curve:
+        return None
+    return f"held out {describe_point(curve[-1])} at step {curve[-1].step}"
+
+
 def describe_interval(point: HeldOutPoint) -> str:
     """Describe the 95 % interval of a share with its number of items: `0.81 to 1.00, n 20`."""
     if point.low is None or point.high is None:

@@ -63,10 +63,7 @@ class UpstreamClient:
         try:
             response = self._client.request(method, self.url + path, **options)
         except httpx.HTTPError as error:
-            raise ServerDownError(
-                f"the engine at {self.url} does not answer: {error or type(error).__name__}; see "
-                "its log, then go on with `lachesis resume RUN`"
-            ) from error
+            raise make_silence_error(self.url, error) from error
         check_response(response, path)
         return response
 
@@ -98,10 +95,7 @@ class UpstreamClient:
             except httpx.HTTPError as error:
                 last_error = error
                 self._stopping.wait(PAUSE_S * 2**num_tries)
-        raise ServerDownError(
-            f"the engine at {self.url} does not answer: {last_error or type(last_error).__name__}; "
-            "see its log, then go on with `lachesis resume RUN`"
-        )
+        raise make_silence_error(self.url, last_error)
 
     def run(self, path: str, body: Body) -> Json:
         """Submit an operation and return its result."""
@@ -275,6 +269,14 @@ def read_detail(response: httpx.Response) -> str:
     if isinstance(content, dict):
         return shorten(str(content.get("detail") or content.get("error") or content))
     return shorten(str(content))
+
+
+def make_silence_error(url: str, error: httpx.HTTPError) -> ServerDownError:
+    """Return the error for an engine that has not answered."""
+    return ServerDownError(
+        f"the engine at {url} does not answer: {error or type(error).__name__}; see its log, then "
+        "go on with `lachesis resume RUN`"
+    )
 
 
 def read_result(response: httpx.Response) -> bytes | Json | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from lachesis.base.errors import EngineRequestError, LachesisError, ServerDownError
+from lachesis.base.errors import EngineRequestError, LachesisError
 from lachesis.base.http_client import open_async_service_client
 from lachesis.skyrl_bridge.client import (
     MAX_TRIES,
@@ -20,6 +20,7 @@ from lachesis.skyrl_bridge.client import (
     POLL_TIMEOUT,
     PROTOBUF,
     check_response,
+    make_silence_error,
     read_result,
 )
 from lachesis.skyrl_bridge.messages import decode_samples
@@ -177,12 +178,9 @@ class BridgeWorker:
             try:
                 return await self._client.post(self._url + path, json=body, headers=headers)
             except httpx.HTTPError as error:
-                reason = str(error) or type(error).__name__
+                last_error = error
                 await asyncio.sleep(PAUSE_S * 2**num_tries)
-        raise ServerDownError(
-            f"the engine at {self._url} does not answer: {reason}; see its log, then go on with "
-            "`lachesis resume RUN`"
-        )
+        raise make_silence_error(self._url, last_error)
 
 
 def _require_offered(request: SampleRequest) -> None:

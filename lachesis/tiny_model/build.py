@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lachesis.base import paths
-from lachesis.base.errors import MissingDependencyError
+from lachesis.base.errors import make_embedded_error
 from lachesis.base.files import create_folder_atomically, hold_file_lock, storage_errors
 
 USER, ASSISTANT, END_OF_TURN, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
@@ -150,10 +150,7 @@ def train_and_save(
         import torch
         import transformers
     except ImportError as error:
-        raise MissingDependencyError(
-            f"building a model needs {error.name}, which is not installed; install it with "
-            "`pip install 'lachesis-rl[embedded]'`"
-        ) from error
+        raise make_embedded_error("building a model", str(error.name)) from error
     transformers.utils.logging.disable_progress_bar()
     # PyTorch's threads wait actively: if other work uses all cores, training takes twenty times
     # as long with one thread per core.

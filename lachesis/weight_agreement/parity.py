@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lachesis.base.errors import CheckpointError, MissingDependencyError
+from lachesis.base.errors import CheckpointError, make_embedded_error
 from lachesis.weight_agreement.logprob_gap import FLOAT32_TOLERANCE, Tolerance
 
 # The trained weights may be this many times farther from the server's values than the base model.
@@ -98,10 +98,7 @@ def check_adapter(
         with _quiet_libraries():
             return _compare_adapter(base_model, adapter, texts, merged, tolerance)
     except ImportError as error:
-        raise MissingDependencyError(
-            f"comparing needs {error.name}, which is not installed; install it with "
-            "`pip install 'lachesis-rl[embedded]'`"
-        ) from error
+        raise make_embedded_error("comparing", str(error.name)) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"the weights in {adapter} cannot be loaded on {base_model}: {error}"

@@ -81,9 +81,9 @@ def test_an_unknown_status_is_refused(store, answer):
 @pytest.mark.parametrize(
     ("shares", "verdict"),
     [
-        ((0.2, 0.9), f"{FAST} has the highest held-out result, 0.900"),
-        ((0.5, 0.6), f"these items cannot tell it from {SLOW}, because the 95 % interval"),
-        ((0.5, None), "1 of 2 runs have a held-out result of trained weights"),
+        ((0.2, 0.9), f"{FAST} is best: 0.900 held out, above all others."),
+        ((0.5, 0.6), f"{SLOW} and {FAST} are best, and 40 items cannot tell them apart"),
+        ((0.5, None), "1 of 2 runs has a held-out result of trained weights"),
     ],
 )
 def test_the_best_run_is_named_only_if_the_items_can_tell(store, answer, shares, verdict):
@@ -99,7 +99,7 @@ def test_a_run_with_a_name_is_compared_by_it(store, answer, capsys):
     answer("edit", SLOW, "--name", "slow one")
     for run_id, share in ((SLOW, 0.5), (FAST, 0.6)):
         add_held_out(store, run_id, share, 40)
-    assert f"cannot tell it from slow one ({SLOW})" in answer("compare", "aa", "bb")["verdict"]
+    assert f"slow one ({SLOW}) and {FAST} are best" in answer("compare", "aa", "bb")["verdict"]
     capsys.readouterr()
     assert main(["compare", "aa", "bb"]) == 0
     header = capsys.readouterr().out.splitlines()[0]

@@ -14,7 +14,7 @@ from tests.harness.home import make_record
     [
         ("completed", "is completed; it ended before it could be stopped"),
         ("failed", "is failed; it ended before it could be stopped"),
-        ("stopped", "is stopped; `lachesis resume 0123abcd` starts it from the beginning"),
+        ("stopped", "is stopped; `lachesis resume 0123abcd` continues it from the beginning"),
     ],
 )
 def test_a_run_that_ends_meanwhile_is_not_being_stopped(

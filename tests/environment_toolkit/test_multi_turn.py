@@ -12,8 +12,8 @@ import pytest
 from lachesis.environment import Chat, ConversationEnv, Invalid, Item
 from lachesis.environment_catalog import lookup
 from lachesis.environment_process import model_free_check
-from lachesis.environment_toolkit.multi_turn import TOO_LONG_REASON
 from lachesis.environment_toolkit.rollout import is_solution
+from lachesis.environment_toolkit.sampling import CONVERSATION_TOO_LONG
 from lachesis.environment_toolkit.tool_calls import (
     MalformedCall,
     ToolCall,
@@ -108,7 +108,7 @@ async def test_a_template_that_rewrites_earlier_turns_changes_nothing(made, gene
         (["a", "bug"], None, "play() raised: ValueError somewhere: a bug"),
         (["a", "late"], None, "play() raised: TimeoutError somewhere: the judge"),
         (["a", "hangs"], None, "play(), without what was sampled, was not done after 0.4 s"),
-        (["x" * 60 + "…", "yes"], 0.0, TOO_LONG_REASON),
+        (["x" * 60 + "…", "yes"], 0.0, CONVERSATION_TOO_LONG),
     ],
 )
 async def test_what_ends_a_conversation_decides_its_outcome(

@@ -151,7 +151,7 @@ def test_without_a_checkpoint_none_is_promised(random_model, refused):
     command = error.split("`")[1]
     assert command == f"lachesis train arithmetic --model {random_model} --set learning_rate=VALUE"
     assert refused(*shlex.split(command.replace("VALUE", "1e-4"))[1:])["code"] == "server_down"
-    assert "would start again from the beginning, because it has no checkpoint" in str(
+    assert "would continue from the beginning, because it has no checkpoint" in str(
         launches.preview_resume(AgentSession("s"), run_id)["message"]
     )
 

@@ -11,7 +11,7 @@ from lachesis.base.formatting import format_duration, format_reward, format_sett
 from lachesis.cli.options import Output, Runs
 from lachesis.cli.terminal import console, draw_sparkline, print_answer
 from lachesis.operations.runs import get_run
-from lachesis.reporting.comparison import ComparedRun, Comparison, compare_runs, find_best_run
+from lachesis.reporting.comparison import ComparedRun, Comparison, compare_runs
 from lachesis.reporting.run_summary import get_model_name
 from lachesis.reporting.verdict_marks import choose_mark
 from lachesis.runs.held_out_results import describe_share
@@ -68,7 +68,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         block = comparison.runs[start : start + per_block]
         columns = [[row[0], *row[1 + start : 1 + start + per_block]] for row in rows]
         parts += [_render_block(block, columns), Text()]
-    parts.append(Text(f"{find_best_run(comparison.runs)}."))
+    parts.append(Text(comparison.verdict))
     if not comparison.differing:
         parts.append(Text("All settings of these runs are equal."))
     return Group(*parts)

@@ -16,7 +16,7 @@ from lachesis.cli.options import Output, number
 from lachesis.config.launch_spec import LaunchSpec
 from lachesis.operations.launches import resolve_launch, start_run
 from lachesis.operations.runs import get_run_url, stop_run, view_run, wait_for_end, wait_until_gone
-from lachesis.operations.server import LauncherProcess, find_running_server
+from lachesis.operations.server import START_DURATION, LauncherProcess, find_running_server
 from lachesis.reporting.run_schemas import build_run_results
 from lachesis.reporting.run_view import RunView
 from lachesis.runs.folder import RunDir
@@ -53,9 +53,7 @@ def run_demo(store: RunStore, *, seed: int, steps: int | None, as_json: bool) ->
     with contextlib.ExitStack() as stack:
         server = find_running_server()
         if server is None:
-            terminal.print_note(
-                "starting the Prefect server and the runner (about 10 s; the first time 20 s)"
-            )
+            terminal.print_note(f"starting the Prefect server and the runner ({START_DURATION})")
             stack.enter_context(LauncherProcess())
             server = find_running_server() or {}
         terminal.print_note(f"Prefect UI: {server.get('ui_url')}")

@@ -95,10 +95,7 @@ def _render_model(model: OfferedModel, profile: str) -> RenderableType:
     """Return all that is known of a model as pairs."""
     price = None
     if model.price is not None:
-        price = (
-            f"{model.price.prefill:g} US dollars per million prompt tokens, {model.price.sample:g} "
-            f"per million sampled, {model.price.train:g} per million trained ({model.price.dated})"
-        )
+        price = model.price.describe()
     elif profile != "embedded":
         price = "not known; add it to $LACHESIS_HOME/prices.yaml"
     recommended = model.recommended

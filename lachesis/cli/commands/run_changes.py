@@ -70,13 +70,9 @@ def stop(
     answer = stop_run(store, run, now=now)
     record = wait_for_end(store, run)
     answer["status"] = record.status
-    newest_checkpoint = Checkpoints(store.dir(run).checkpoints).find_newest()
-    if newest_checkpoint:
-        resume_effect = f"continues from its checkpoint of step {newest_checkpoint.step}"
-    else:
-        resume_effect = "starts it from the beginning, because it has no checkpoint"
     if was_alive and record.status == "stopped":
-        answer["message"] = f"run {run} is stopped; `lachesis resume {run}` {resume_effect}"
+        start = Checkpoints(store.dir(run).checkpoints).describe_start()
+        answer["message"] = f"run {run} is stopped; `lachesis resume {run}` continues it {start}"
     elif was_alive and record.has_ended:
         answer["message"] = f"run {run} is {record.status}; it ended before it could be stopped"
     print_answer(options, answer, answer["message"])

@@ -14,6 +14,7 @@ from lachesis.cli.options import Output, number, options_class
 from lachesis.cli.terminal import print_answer
 from lachesis.config.profiles import list_missing_modules
 from lachesis.operations.server import (
+    START_DURATION,
     make_serve_command,
     remove_notifications,
     set_notifications,
@@ -60,8 +61,7 @@ def serve(
         return
     command = make_serve_command(*(("--port", str(port)) if port else ()))
     terminal.print_note(
-        "starting the Prefect server and the runner (about 10 s; the first time 20 s); Ctrl-C ends "
-        "both"
+        f"starting the Prefect server and the runner ({START_DURATION}); Ctrl-C ends both"
     )
     os.chdir(paths.project_dir())
     os.execv(command[0], command)

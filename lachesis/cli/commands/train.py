@@ -30,6 +30,7 @@ from lachesis.cli.options import (
 from lachesis.cli.terminal import make_lines, make_pairs_table, print_answer
 from lachesis.config.launch_spec import LaunchSpec, parse_assignment, read_spec
 from lachesis.config.profiles import PROFILES, load_profile_values
+from lachesis.config.run_config import RunConfig
 from lachesis.config.value_parsing import read_untyped
 from lachesis.environment_catalog.lookup import find_environment, load_schema, register_environment
 from lachesis.operations.launches import (
@@ -343,7 +344,7 @@ def _render_preview(answer: Json, record: RunRecord, plan: ServicePlan) -> Rende
             ("begins with", record.forked_from),
             ("set", set_fields),
             ("forecast", _describe_forecast(answer, record)),
-            ("price", _describe_price(answer)),
+            ("price", _describe_price(plan.config)),
             ("problem", Text(problem, style="red") if problem else None),
         ]
     )
@@ -372,14 +373,8 @@ def _describe_forecast(answer: Json, record: RunRecord) -> str:
     return f"none yet; run `{format_test(record)}` to make one"
 
 
-def _describe_price(answer: Json) -> str | None:
+def _describe_price(config: RunConfig) -> str | None:
     """Return the prices of the model in words; None where nothing is paid."""
-    prices = answer["prices"]
-    if prices:
-        return (
-            f"{prices['prefill']:g} US dollars per million prompt tokens, {prices['sample']:g} per "
-            f"million sampled, {prices['train']:g} per million trained ({prices['dated']})"
-        )
-    if PROFILES[answer["profile"]].is_paid:
-        return "not known for this model"
-    return None
+    if config.prices:
+        return config.prices.describe()
+    return "not known for this model" if PROFILES[config.profile].is_paid else None

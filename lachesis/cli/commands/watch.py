@@ -21,7 +21,7 @@ from lachesis.cli.options import Output, Runs
 from lachesis.operations.run_lists import judge_run, list_runs
 from lachesis.operations.runs import get_run
 from lachesis.reporting.run_view import RunView
-from lachesis.runs.held_out_results import describe_point
+from lachesis.runs.held_out_results import describe_newest
 from lachesis.runs.metrics import MetricsReader
 from lachesis.runs.record import RunRecord
 from lachesis.runs.store import RunStore
@@ -184,7 +184,7 @@ class _LineDisplay:
         self.last_key = key
         parts = [
             f"{record.phase}, step {step} of {record.total_steps}",
-            *filter(None, (_describe_reward(view), _describe_held_out(view))),
+            *filter(None, (_describe_reward(view), describe_newest(view.curve))),
         ]
         time_text = f"{self.prefix}{_compute_elapsed_s(record):6.1f} s"
         terminal.print_sentence(f"{time_text}  {', '.join(parts)}")
@@ -252,7 +252,7 @@ def render_panel(view: RunView) -> RenderableType:
         f"step {step} of {record.total_steps}{terminal.format_eta(view.eta_s)}",
     )
     lines: list[RenderableType] = [table, bar, _render_reward(view)]
-    if held_out := _describe_held_out(view):
+    if held_out := describe_newest(view.curve):
         curve = terminal.draw_sparkline([point.percent_correct for point in view.curve])
         lines.append(Text(f"{held_out}  {curve}"))
     lines += [Text(text) for text in [view.pause or ""] if text]
@@ -276,13 +276,6 @@ def _describe_reward(view: RunView) -> str | None:
     count = view.summary.reward_steps
     window = f"mean of {count} steps" if count > 1 else "one step"
     return f"reward {format_reward(view.summary.reward.get('last'))} ({window})"
-
-
-def _describe_held_out(view: RunView) -> str | None:
-    """Return the newest held-out result."""
-    if not view.curve:
-        return None
-    return f"held out {describe_point(view.curve[-1])} at step {view.curve[-1].step}"
 
 
 def _render_speed(view: RunView) -> list[RenderableType]:

@@ -34,6 +34,8 @@ from lachesis.environment_toolkit.dataset import Item
 from lachesis.environment_toolkit.failure_reasons import describe_exception
 from lachesis.environment_toolkit.rollout import Invalid, Outcome, build_invalid, to_outcome, zero
 from lachesis.environment_toolkit.sampling import (
+    CONVERSATION_TOO_LONG,
+    QUESTION_TOO_LONG,
     PromptTooLongError,
     SampledCompletion,
     encode_first_prompt,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
 
 # What is known of a conversation that was given up after its time limit.
 GIVEN_UP_STATE = {"trajectory": [], "completion": (), "timed_out": True, "given_up": True}
-TOO_LONG_REASON = "the conversation is longer than the limit of tokens"
 # The errors that reward functions raised while the current rollout was scored.
 reward_errors: contextvars.ContextVar[list[str]] = contextvars.ContextVar("raised")
 
@@ -302,9 +303,9 @@ def _build_response(
 def _find_early_outcome(state: Any) -> Outcome | None:
     """Return the outcome of a conversation that needs no scoring, or None."""
     if not state["trajectory"] and state.get("prompt_too_long"):
-        return build_invalid("the first question is longer than the limit of tokens")
+        return build_invalid(QUESTION_TOO_LONG)
     if state.get("prompt_too_long"):
-        return zero(TOO_LONG_REASON)
+        return zero(CONVERSATION_TOO_LONG)
     if state.get("error") is not None:
         error = state["error"]
         cause = error.__cause__ or error

@@ -59,7 +59,9 @@ def test_a_run_that_was_stopped_to_go_on_is_resumed(store, make, monkeypatch):
         False,
     )
     assert record.earlier_hours == 2.0
-    assert seen.messages[0] == "begun again, as it has no checkpoint (time 1 of 3 without a person)"
+    assert seen.messages[0] == (
+        "resumed from the beginning, because it has no checkpoint (time 1 of 3 without a person)"
+    )
 
 
 def test_what_was_seen_of_an_earlier_attempt_is_forgotten(store, make):
