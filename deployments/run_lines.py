@@ -5,7 +5,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from lachesis.base.formatting import format_reward
+from lachesis.base.formatting import format_reward, show_controls
 from lachesis.prefect_client.submit import get_run_url
 from lachesis.reporting.run_summary import summarize_run
 from lachesis.runs.held_out_results import describe_share
@@ -40,7 +40,7 @@ class RunLines:
             # The output may be a log on a full disk, or a terminal that is gone.
             with contextlib.suppress(Exception):
                 now = datetime.now().strftime("%H:%M:%S")
-                print(f"{now}  {self.describe(record)}", flush=True)
+                print(show_controls(f"{now}  {self.describe(record)}"), flush=True)
 
     def list_changes(self) -> list[RunRecord]:
         """Return the records of the runs that have another status than at the last look."""

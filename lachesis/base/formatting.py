@@ -6,6 +6,7 @@ sign. What is missing is a dash.
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -101,6 +102,15 @@ def shorten_count(number: float) -> str:
             return f"{value:.3g}{letter}" if letter else f"{value:.0f}"
         value /= 1000
     return f"{value:,.3g} G" if abs(value) < 999.5 else f"{value:,.0f} G"
+
+
+# Characters that move the cursor, change colours or directions, or write to a clipboard.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def show_controls(text: str) -> str:
+    """Return a text of others for a terminal: its control characters become visible escapes."""
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def keep_ends(text: str, max_characters: int) -> str:

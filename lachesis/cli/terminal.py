@@ -12,19 +12,37 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.text import Text
 
-from lachesis.base.formatting import format_duration
+from lachesis.base.formatting import format_duration, show_controls
 from lachesis.cli.options import Output
 
-console = Console(
+
+class SafeConsole(Console):
+    """A console on which texts of others, such as errors of environments, control nothing."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the parts of a view, with visible control characters."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=show_controls(segment.text))
+
+
+console = SafeConsole(
     highlight=False,
     emoji=False,
     markup=False,
     width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140,
 )
 
-stderr_console = Console(stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True)
+stderr_console = SafeConsole(
+    stderr=True, highlight=False, emoji=False, markup=False, soft_wrap=True
+)
 
 # A time of a record inside a sentence.
 UTC_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d+)?\+00:00")

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from lachesis.base.argparse_types import NUM_LINES
+from lachesis.base.formatting import show_controls
 from lachesis.cli.options import Output, Run, number, options_class
 from lachesis.operations.runs import get_run, read_log
 from lachesis.runs.folder import shorten_service_name
@@ -46,7 +47,7 @@ def logs(
         answer = {"run_id": run, "service": name, "path": str(path), "lines": text.splitlines()}
         print(json.dumps(answer, indent=2))
         return
-    print(text or f"{path} is empty or does not exist yet")
+    print(_show(text) or f"{path} is empty or does not exist yet")
     while options.follow:
         # checked before reading, so that the last lines are not missed
         ended = get_run(store, run).has_ended
@@ -54,6 +55,11 @@ def logs(
         if ended:
             return
         time.sleep(0.5)
+
+
+def _show(text: str) -> str:
+    """Return a part of a log for a terminal; each state of a progress bar is a line."""
+    return show_controls(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def _print_new_output(path: Path, position: int) -> int:
@@ -64,5 +70,5 @@ def _print_new_output(path: Path, position: int) -> int:
         if path.stat().st_size < position:
             position = 0  # the log was rotated, so this is a new file
         file.seek(position)
-        print(file.read().decode(errors="replace"), end="", flush=True)
+        print(_show(file.read().decode(errors="replace")), end="", flush=True)
         return file.tell()

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lachesis.base.errors import ArgumentsError
+from lachesis.base.formatting import show_controls
 from lachesis.base.json_text import Json
 from lachesis.base.secrets import redact
 from lachesis.checkpoints.manifests import Checkpoints
@@ -294,7 +295,7 @@ def config(
     else:
         # The defaults are those of the profile, not those of the schema.
         defaults = describe_launch(store, spec.with_set_fields({}))
-        print(render_launch_file(spec, description, defaults), end="")
+        print(show_controls(render_launch_file(spec, description, defaults)), end="")
 
 
 def _print_schema(environment: str | None, profile: str) -> None:
