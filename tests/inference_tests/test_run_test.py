@@ -166,10 +166,11 @@ def test_an_endpoint_that_fails_is_named_and_its_key_is_nowhere(
     make, endpoint, monkeypatch, tmp_path
 ):
     """A refused key, too many requests, an answer cut in the middle, one that never comes."""
+    monkeypatch.setattr(answer_items, "RETRY_PAUSES_S", (0.1, 0.1))
     found = at_once(
         {model: make(model=model, steps=1) for model in ("status-401", "status-429", "cut")}, ask
     )
-    monkeypatch.setattr(answer_items, "MODEL_TIMEOUT_S", 12.0)
+    monkeypatch.setattr(answer_items, "MODEL_TIMEOUT_S", 8.0)
     found["slow"] = ask(make(model="slow", steps=1))
     for model in ("status-429", "cut"):  # asking again may help
         assert isinstance(found[model][1], ServerDownError), found[model][1]
