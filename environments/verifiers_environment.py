@@ -23,8 +23,7 @@ from lachesis.environment import DatasetError, TaskEnvConfig, VerifiersEnv
 
 class VerifiersEnvironmentConfig(TaskEnvConfig):
     environment: str = Field(
-        "",
-        description="/…/FILE.py or the name of an installed module with load_environment()",
+        "", description="/…/FILE.py or the name of an installed module with load_environment()"
     )
     arguments: dict[str, Any] = Field({}, description="Arguments of load_environment()")
     solved_at: float = Field(1.0, description="Minimum reward of a solution")
