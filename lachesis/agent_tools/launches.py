@@ -85,7 +85,7 @@ def _find_earlier_start(
 
 
 def resume(session: AgentSession, run_id: str, limits: Json | None = None) -> Json:
-    """Resume an ended run, with new limits if given; return another run unchanged."""
+    """Resume an ended run, with new limits if given; leave a living run as it is."""
     is_alive = not runs.get_run(session.store, run_id).has_ended
     forget_last_report(session, run_id)
     record = runs.resume_run(session.store, run_id, limits)

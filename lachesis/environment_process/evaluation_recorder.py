@@ -21,7 +21,7 @@ SAMPLING_METHODS = ("chat_completion", "completion", "tokens_and_logprobs_comple
 
 @dataclass
 class EvaluationRun:
-    """Track one call of `evaluate()` with the weights at `path`, or else the current."""
+    """Track one call of `evaluate()`; `path` selects the weights, by default the current."""
 
     server_url: str
     path: str = ""
@@ -42,7 +42,7 @@ class EvaluationRun:
         return self.pinned_servers[id(servers)]
 
     def _pin_to_weights(self, server: APIServer) -> Any:
-        """Return such a client, with its own limits, for this evaluation's weights."""
+        """Return a client of the same kind, with limits of its own, for this evaluation."""
         base_url = str(getattr(server.config, "base_url", None))
         if not self.path or not base_url.startswith(f"{self.server_url}/"):
             return server
@@ -176,7 +176,7 @@ def _install_request_recorder() -> None:
 
 
 def _install_result_recorder() -> None:
-    """Record what `evaluate_log` is given; Atropos writes files only to a set folder."""
+    """Record what `evaluate_log` is given; Atropos writes files only if a folder is set."""
     from atroposlib.envs.base import BaseEnv
 
     original = BaseEnv.evaluate_log

@@ -116,7 +116,7 @@ def _install_sample_writer(cls: type[BaseEnv], file: Path, sampled_answers: Samp
 
 
 def _build_process_manager(spec: Json, sampled_answers: SampledAnswers) -> Any:
-    """Return a method that answers and scores the user's prompts, instead of groups."""
+    """Return a method that answers the user's prompts, in place of one that makes groups."""
 
     async def process_manager(self: BaseEnv) -> None:
         """Answer the user's own prompts, and score those whose item the data set has."""

@@ -243,7 +243,7 @@ def _encode_report(report: Mapping[str, Any]) -> str:
 
 
 def _to_float(value: Any) -> float | None:
-    """Convert a number of another library; return None, which is dropped, for others."""
+    """Return a number of another library as a float, or None for any other value."""
     try:
         return float(value)
     except Exception:  # Values of other libraries may raise anything.

@@ -168,7 +168,7 @@ _current_timeout: contextvars.ContextVar[asyncio.Timeout | None] = contextvars.C
 
 @contextlib.asynccontextmanager
 async def pausable_timeout(seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Limit the time of a block like `asyncio.timeout`, without that in `pause_timeout`."""
+    """Limit the time of a block like `asyncio.timeout`, not counting `pause_timeout`."""
     async with asyncio.timeout(seconds) as timeout:
         token = _current_timeout.set(timeout)
         try:

@@ -1,4 +1,4 @@
-"""Let one model answer a test's items, served here if local, by `process`."""
+"""Let one model answer the items of a test by the environment's command `process`."""
 
 import os
 import secrets

@@ -214,7 +214,7 @@ def _collect_remarks(
 
 
 def choose_best_word(words: Sequence[str]) -> VerdictWord:
-    """Return the best of several models' verdicts: learnable once is learnable."""
+    """Return the best verdict: if one model can learn, the environment works."""
     return next((word for word in WORDS_BEST_FIRST if word in words), "broken")
 
 

@@ -234,5 +234,5 @@ def undo_attempt(store: RunStore, queued_record: RunRecord, former_fields: Json)
 
 
 def needs_new_attempt(record: RunRecord) -> bool:
-    """Return whether a starting flow run needs a new attempt, the current having begun."""
+    """Return whether a new attempt is needed, because a flow has begun the current attempt."""
     return record.started_at is not None

@@ -312,7 +312,7 @@ class Monitor:
         )
 
     def _emit_event(self, watched: WatchedRun, event: str, payload: Json) -> None:
-        """Send an event about a run, for automations; nothing without a server."""
+        """Send an event about a run to automations; without a server nothing is sent."""
         record = watched.record
         resource = {
             "prefect.resource.id": f"lachesis.run.{record.run_id}",

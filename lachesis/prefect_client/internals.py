@@ -85,7 +85,7 @@ def keep_final_states(runner: Runner) -> None:
     async def finalize_unless_final(
         flow_run: FlowRun, state_updates: dict[str, object] | None = None
     ) -> bool:
-        """Report a flow run's end unless it has ended otherwise; return the success."""
+        """Report a flow run's end unless it has ended otherwise; return whether that worked."""
         try:
             # Read again, because the flow may have completed while its process was being ended.
             current = await manager._client.read_flow_run(flow_run.id)

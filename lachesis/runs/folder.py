@@ -63,7 +63,7 @@ class RunDir:
         return self.attempts / str(attempt) / "plan.json"
 
     def find_effective_config(self) -> Path:
-        """Return the newest attempt's configuration, or before it that of the request."""
+        """Return the configuration of the newest attempt, or of the request before any."""
         numbers = [int(path.name) for path in self.attempts.glob("[0-9]*") if path.name.isdigit()]
         files = [self.get_attempt_config(number) for number in sorted(numbers, reverse=True)]
         return next((file for file in files if file.is_file()), self.config)

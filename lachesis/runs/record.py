@@ -193,7 +193,7 @@ class RunRecord(BaseModel):
 
     @property
     def learning(self) -> str:
-        """Return the last judgement, or else `too early`, `unknown` after the end."""
+        """Return the word of the last judgement; without it `too early`, or `unknown` if ended."""
         word = (self.health or {}).get("word")
         if word:
             return str(word)

@@ -67,7 +67,7 @@ class GradientLedger:
     """How many datums the engine divides the gradient by."""
 
     def plan(self, new: ScaledPass) -> list[ScaledPass]:
-        """Return the passes after which the gradient is the sum with a new, last pass."""
+        """Return the passes, the new pass last, that together give the sum of the gradients."""
         if not self.semantics.averages_batch:
             return [new]
         num_repeated = sum(len(earlier.data) for earlier in self.passes)

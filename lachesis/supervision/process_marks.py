@@ -26,7 +26,7 @@ MAX_WRITE_S = 600.0
 
 
 def build_mark(folder: Path) -> str:
-    """Return the mark of all processes of a run or test, whose first call makes a token."""
+    """Return the mark of a run's or a test's processes; the first call creates its token."""
     if folder.is_dir():
         token = read_or_create_secret(folder / MARK_FILE)
     else:

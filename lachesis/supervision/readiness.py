@@ -129,7 +129,7 @@ def count_registered_environments(plan: ServicePlan) -> int | None:
 
 
 def disconnect_environment(plan: ServicePlan, env_id: int) -> None:
-    """Tell the API that an environment is gone, for its successor's share of the work."""
+    """Tell the API that an environment is gone, so that its successor gets its share."""
     with contextlib.suppress(httpx.HTTPError):
         url = f"{plan.config.env.rollout_server_url}/disconnect-env"
         request_service("POST", url, json={"env_id": env_id})

@@ -364,7 +364,7 @@ PROBES = (
 
 
 def describe_verdict(findings: dict[str, ProbeResult]) -> str:
-    """Return whether a server serves: `fits`, `fits with limits: …`, `does not fit: …`."""
+    """Say if a server suits the trainer: `fits`, `fits with limits: …`, `does not fit: …`."""
     bad = [
         probe
         for probe in PROBES

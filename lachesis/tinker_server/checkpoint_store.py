@@ -203,7 +203,7 @@ class CheckpointStore:
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 
     def set_public(self, path: CheckpointPath, public: bool) -> None:
-        """Note whether a checkpoint is published; every client with the token reads both."""
+        """Note whether a checkpoint is published; the token reads it in either case."""
         checkpoint_record = {**self.read_record(path), "public": public}
         write_json(self.find_folder(path) / "checkpoint.json", checkpoint_record)
 

@@ -335,7 +335,7 @@ class EvaluationScheduler:
         return f"environments/{environment}/{prefix}"
 
     def _give_up_dead_parts(self, reason: str | None = None) -> None:
-        """Give up environments without a sign of life, or all at the deadline or by reason."""
+        """Give up silent environments, and all of them at the deadline or for a reason."""
         round_, now = self._round, time.monotonic()
         if round_ is None:
             return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SftExample:
-    """Hold one example: position i reads `tokens[i]`, predicts masked `targets[i]`."""
+    """Hold one example: position i predicts `targets[i]` where `loss_mask` is true."""
 
     tokens: Array
     targets: Array

@@ -50,8 +50,13 @@ def make_run(home):
     def make(**changes):
         store = RunStore(home)
         run_id = store.new_id()
-        known = {"environment": "arithmetic", "base_model": "tiny", "total_steps": 10}
-        fields = {**known, "status": "running", "wandb_run_name": f"arithmetic-{run_id}"}
+        fields = {
+            "environment": "arithmetic",
+            "base_model": "tiny",
+            "total_steps": 10,
+            "status": "running",
+            "wandb_run_name": f"arithmetic-{run_id}",
+        }
         return write_run(store, run_id=run_id, **{**fields, **changes})
 
     return make

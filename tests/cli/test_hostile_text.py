@@ -1,4 +1,4 @@
-"""What environments and other programs write controls no terminal: no cursor, colour, clipboard."""
+"""Texts of environments and other programs control no cursor, colour or clipboard."""
 
 import re
 

@@ -49,10 +49,10 @@ def test_the_disk_fills_up_while_it_trains(served, disk, row, what, edits, leave
     served.wait(lambda: len(run.steps()) > 2 * INTERVAL, 120, "some steps")
     before = run.kept()
     filler = fill(disk, leave=leave)
-    seen = served.wait(
+    ended_record = served.wait(
         lambda: (one := run.seen()).has_ended and one, 120, "the end of the run", 0.2
     )
-    assert seen.status == "failed"
+    assert ended_record.status == "failed"
     run.gone()
     filler.unlink()
     record = run.seen()
@@ -75,10 +75,10 @@ def test_the_disk_is_full_when_the_record_is_written(served, disk, row):
     run = served.start()
     run.reach("starting")
     filler = fill(disk)
-    seen = served.wait(
+    ended_record = served.wait(
         lambda: (one := run.seen()).has_ended and one, 150, "the end of the run", 0.2
     )
-    assert seen.status == "failed"
+    assert ended_record.status == "failed"
     run.gone()
     filler.unlink()
     record = run.seen()

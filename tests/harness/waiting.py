@@ -70,6 +70,6 @@ def call_again(
             return (call(),)
         return None
 
-    found = wait_until(answer, timeout_s, "an answer", **options)
-    assert found
-    return found[0]
+    wrapped_answer = wait_until(answer, timeout_s, "an answer", **options)
+    assert wrapped_answer
+    return wrapped_answer[0]

@@ -172,9 +172,9 @@ def test_the_command_prints_a_verdict(
     monkeypatch.setattr(weight_probes, "PROBES", probes)
     words = ("backend", "check", deviating.url, "--model", random_model)
     deviating.begin("no_clipping")
-    found = answer(*words)
-    assert found["verdict"] == "fits with limits: clipping"
-    assert [row["probe"] for row in found["probes"]] == list(names)
+    report = answer(*words)
+    assert report["verdict"] == "fits with limits: clipping"
+    assert [row["probe"] for row in report["probes"]] == list(names)
     deviating.begin("live_samplers")
     assert main([*words]) == 1
     text = " ".join(capsys.readouterr().out.split())

@@ -26,8 +26,8 @@ async def until_connected(pid, clients=1):
     """Wait until this process has accepted as many connections."""
 
     def is_connected():
-        found = psutil.Process(pid).net_connections("tcp")
-        return [connection.status for connection in found].count("ESTABLISHED") >= clients
+        connections = psutil.Process(pid).net_connections("tcp")
+        return [connection.status for connection in connections].count("ESTABLISHED") >= clients
 
     await asyncio.to_thread(wait_until, is_connected, 20)
 

@@ -1,4 +1,4 @@
-"""Who may read the pages: a browser with a link or the token, a program with the token."""
+"""A browser with a link or the token, and a program with the token, may read the pages."""
 
 import html
 

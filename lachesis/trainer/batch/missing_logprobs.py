@@ -25,7 +25,7 @@ UNSAMPLED_LOGPROB = 1.0
 
 @dataclass
 class RecomputedLogprobs:
-    """Hold how much was computed, and why the server refused some groups."""
+    """Hold how many rollouts and tokens were computed, and why some groups were refused."""
 
     num_rollouts: int = 0
     num_tokens: int = 0
