@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 from lachesis.base import background_task
 from lachesis.base.background_task import keep_running
@@ -31,7 +32,8 @@ def test_a_task_that_fails_or_ends_is_begun_again(monkeypatch, caplog):
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    monkeypatch.setattr(background_task.asyncio, "sleep", wait)
+    # Other threads of this process sleep too, so that only this module gets the substitute.
+    monkeypatch.setattr(background_task, "asyncio", SimpleNamespace(sleep=wait))
     asyncio.run(main())
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
     first, second = caplog.records[:2]
