@@ -193,8 +193,10 @@ class FakeServices:
 def watch(monkeypatch, reports, limits=None, *, is_environment_running=False, record=None):
     """Supervise a run whose trainer gives these reports, a minute apart; the last one stays."""
     clock = [0.0]
-    monkeypatch.setattr(training_run.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(training_run.time, "sleep", lambda _: clock.__setitem__(0, clock[0] + 60))
+    substitute = SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=lambda _: clock.__setitem__(0, clock[0] + 60)
+    )
+    monkeypatch.setattr(training_run, "time", substitute)
     waiting = list(reports)
     monkeypatch.setattr(
         training_run,
