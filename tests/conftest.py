@@ -73,17 +73,6 @@ SAME_WORKER |= {
     )
 }
 
-BEGIN_FIRST = (
-    "tests/web/test_browser.py",
-    "tests/e2e/",
-    "tests/inference_tests/test_run_test.py",
-    "tests/trainer/test_pushed_weights.py",
-    "tests/prefect_client/",
-    "tests/supervision/test_running_services.py",
-    "tests/trainer/test_tinker_outages.py",
-)
-"""The modules that take longest: no worker shall wait for them at the end."""
-
 
 class ScopeScheduling(LoadScopeScheduling):
     """Give a worker whole modules, and those of `SAME_WORKER` together."""
@@ -91,11 +80,6 @@ class ScopeScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         scope = super()._split_scope(nodeid)
         return SAME_WORKER.get(scope, scope)
-
-
-def pytest_collection_modifyitems(items):
-    """Begin with the modules that take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(BEGIN_FIRST))
 
 
 def pytest_collection_finish():
